@@ -44,7 +44,7 @@ DATA: dict[str, dict[str, Any]] = {
         "dev": "banking77/test.csv",
         "columns": ["--text-column", "text", "--label-column", "category"],
         "rows": 4000,
-        "epochs": {"teacher": 10, "student": 3},
+        "epochs": {"teacher": 3, "student": 3},
     },
     "sst2-mpnet": {
         "train": "sst2/train.tsv",

@@ -82,7 +82,7 @@ def test_train_writes_a_receipt_of_the_emulated_gpu(tmp_path: Path) -> None:
     [
         (["--device", "cpu", "--receipt", "r.json"], "a run on the CPU has no receipt"),
         (["--receipt", "."], "is a folder"),
-        (["--receipt", "nowhere/r.json"], "there is no folder nowhere"),
+        (["--receipt", "nowhere/r.json"], "there is no such folder"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_anything_runs(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from vramfit.cli.first_look import look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.options import Json, Trust, argument, opt, option, parse_names, verb
 from vramfit.cli.terminal import say, show, working
-from vramfit.records.codec import replace_file
+from vramfit.records.codec import check_place, replace_file
 from vramfit.report.models import render_models
 from vramfit.units import format_bytes
 
@@ -61,6 +61,7 @@ def compare(
     if html is not None:
         from vramfit.report.html.page import plotly_script
 
+        check_place(html, data, *models, what="the page")
         plotly_script()
     with working("Comparing"):
         from vramfit.smaller.comparison import compare

@@ -17,6 +17,7 @@ from vramfit.cli.first_look import is_path
 from vramfit.cli.options import Json, WorkloadOptions, opt, option, verb
 from vramfit.cli.terminal import DOES_NOT_FIT, console, leave, print_json, say, show, working
 from vramfit.errors import NoPlanFits, VramfitError
+from vramfit.records.codec import check_place
 from vramfit.records.finding import Finding, worst
 from vramfit.report.findings import gpu_of_plan, render_explanation, render_findings, summarize
 from vramfit.report.plan import render_plan
@@ -115,6 +116,8 @@ def explain(
         raise typer.BadParameter(f"{unused}: settings of a job need --model, which says of what")
     if model is None and save is not None:
         raise typer.BadParameter("--save writes a plan, which needs --model")
+    if save is not None:
+        check_place(save, log, model, what="the plan")
     if log == "-" and sys.stdin.isatty():
         console(stderr=True).print("Paste the message, then end with Ctrl-D:", style="dim")
     with _opened(log) as stream:

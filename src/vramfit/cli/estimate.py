@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramfit.cli.first_look import is_path, look_at_driver, look_at_place
+from vramfit.cli.first_look import is_path, look_at_driver
 from vramfit.cli.options import Json, ReceiptFile, WorkloadOptions, argument, option, verb
 from vramfit.cli.terminal import DISAGREES, DOES_NOT_FIT, console, leave, print_json, say, show, table, working
 from vramfit.errors import UnknownGPU, VramfitError
 from vramfit.models.catalogue import find_entry
-from vramfit.records.codec import replace_file
+from vramfit.records.codec import check_place, replace_file
 from vramfit.records.estimate import FIGURES
 from vramfit.records.measurement import Calibration, Measurement, compare
 from vramfit.records.receipt import Receipt, read_receipt
@@ -126,7 +126,7 @@ def measure(
     """
     keywords = options.keywords()
     if receipt is not None:
-        look_at_place(receipt)
+        check_place(receipt, options.model, what="the receipt")
     if is_path(options.model) or find_entry(options.model) is not None:  # a wrong name needs no GPU to be told
         look_at_driver("run it on a machine with an NVIDIA GPU; `vramfit estimate` predicts without one")
     first = _predict_first(options.model, keywords) if receipt is not None else None

@@ -39,18 +39,6 @@ def look_at_driver(hint: str) -> None:
         raise VramfitError("no CUDA device: there is no NVIDIA driver here", hint=hint)
 
 
-def look_at_place(path: Path) -> None:
-    """Refuse a place that no file can be written to, before hours are spent on what is to be written.
-
-    Raises:
-        VramfitError: it is a folder, or in one that is not there.
-    """
-    if path.is_dir():
-        raise VramfitError(f"{path} is a folder", hint="name a file in it, such as my-card.json")
-    if not path.absolute().parent.is_dir():
-        raise VramfitError(f"there is no folder {path.parent} to write {path.name} in", hint="make it first")
-
-
 def look_at_model(name: str, seqs: Sequence[int] = ()) -> None:
     """Refuse what names no model, and lengths that a published one does not have.
 

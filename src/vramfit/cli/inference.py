@@ -13,8 +13,8 @@ import typer
 from vramfit.cli.first_look import look_at_data_for, look_at_file, look_at_gpu, look_at_model
 from vramfit.cli.options import Json, Trust, argument, checked_choice, opt, option, parse_names, verb
 from vramfit.cli.terminal import say, show, working, write_out
-from vramfit.errors import VramfitError, WorkloadError
-from vramfit.records.codec import replace_file
+from vramfit.errors import WorkloadError
+from vramfit.records.codec import check_place, replace_file
 from vramfit.report.run import render_metrics
 from vramfit.settings import having
 from vramfit.settings.precision import Precision
@@ -224,18 +224,12 @@ class PredictOptions:
     all_scores: bool = opt(False, "Also give the scores of all labels.")
     json: bool = opt(False, "No effect: predictions are JSON lines anyway.")
 
-    def look(self, data: str) -> None:
+    def look(self, data: str, model: str) -> None:
         """Refuse what contradicts itself or cannot be written, before anything is predicted."""
         if self.top_k is not None and self.all_scores:
             raise typer.BadParameter("--top-k and --all-scores both say how many scores there are: give one")
-        if self.output is None:
-            return
-        output = Path(self.output)
-        if output.is_dir() or not output.parent.is_dir():
-            what = "it is a folder" if output.is_dir() else "there is no such folder"
-            raise VramfitError(f"cannot write {output}: {what}", hint="choose a place you can write to")
-        if output.exists() and Path(data).exists() and output.samefile(data):
-            raise VramfitError(f"{output} is the data: predictions would overwrite it", hint="choose another --output")
+        if self.output is not None:
+            check_place(Path(self.output), data, model, what="predictions")
 
     def num_scores(self, trained: Any) -> int | None:
         """How many scores are given; None for the best alone."""
@@ -267,7 +261,7 @@ def predict(options: InferenceOptions, own: PredictOptions, data: Annotated[str,
     130 when interrupted.
     """
     options.look(data)
-    own.look(data)
+    own.look(data, options.model)
 
     def source(task: str) -> "DataSource":
         return options.source(data, task, needs_labels=False, skip_bad_rows=True)

@@ -13,6 +13,7 @@ from vramfit.cli.terminal import DOES_NOT_FIT, console, leave, print_json, say, 
 from vramfit.errors import NoPlanFits
 from vramfit.integrations.sagemaker import launching
 from vramfit.integrations.sagemaker.launching import LAUNCH_OPTIONS
+from vramfit.records.codec import check_place
 from vramfit.report.plan import no_plan_data, render_instances, render_no_plan, render_plan
 from vramfit.stages import beside, within
 
@@ -94,6 +95,8 @@ def plan(options: WorkloadOptions, own: PlanOptions, json: Json = False) -> None
     Exit codes: 0 done, 1 for an error, 2 for a wrong name or value, 3 when nothing fits.
     """
     keywords = own.keywords(options)
+    if own.save is not None:
+        check_place(own.save, own.data, options.model, what="the plan")
     if own.sagemaker:
         fits = plan_instances(options.model, keywords)
         show(fits, render_instances, json=json)

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model, look_at_place
+from vramfit.cli.first_look import look_at_columns, look_at_data, look_at_gpu, look_at_model
 from vramfit.cli.options import Json, ReceiptFile, WorkloadOptions, verb
 from vramfit.cli.terminal import console, leave, only_rank_zero_prints, prints, say, show, working
 from vramfit.errors import VramfitError
+from vramfit.records.codec import check_place
 from vramfit.report.run import metrics_in_words, render_run
 from vramfit.runtime.training.request import OPTIONS, TrainRequest
 from vramfit.units import counted, format_bytes
@@ -106,7 +107,7 @@ def run_and_show(start: Callable[[Any], Any], *, resumes: bool, json: bool) -> A
 
 def _look_at_receipt(request: TrainRequest, path: Path) -> None:
     """Refuse a receipt that there will be none of."""
-    look_at_place(path)
+    check_place(path, request.data, request.eval_data, request.model, request.teacher, what="the receipt")
     if request.device == "cpu":
         raise VramfitError("a run on the CPU has no receipt: nothing counts what is reserved there")
 

@@ -324,10 +324,10 @@ def _beyond_the_model(workload: Workload, resolved: ResolvedModel) -> list[str]:
     why_no_loss = find_task(workload.task).why_no_loss
     problems = [why_no_loss] if why_no_loss and workload.trains and resolved.module is None else []
     longest = max_positions(resolved.config) if resolved.config is not None else None
-    if longest is not None and workload.seq > longest:
-        problems.append(
-            f"seq {workload.seq} is beyond the {longest} positions of {resolved.name}: take {longest} or fewer"
-        )
+    seq = max(workload.seq, *(workload.lengths or (0,)))
+    if longest is not None and seq > longest:
+        what = f"seq {seq}" if seq == workload.seq else f"lengths: {seq:,} tokens"
+        problems.append(f"{what} is beyond the {longest} positions of {resolved.name}: take {longest} or fewer")
     problems += missing_kernel(resolved, workload)
     if workload.is_packed and not takes_heads(resolved.config):
         problems.append(

@@ -141,6 +141,27 @@ def _kind(value: Any) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
+def check_place(path: Path, *read: Any, what: str = "this") -> None:
+    """Refuse a place that no file can be written to, or whose file is read here.
+
+    Args:
+        read: files, and folders of models, by name; anything else is passed over.
+        what: is written, in words.
+
+    Raises:
+        VramfitError: it is a folder, in one that is not there, or one of the files.
+    """
+    if path.is_dir():
+        raise VramfitError(f"cannot write {path}: it is a folder", hint="name a file in it, such as my-card.json")
+    if not path.absolute().parent.is_dir():
+        raise VramfitError(f"cannot write {path}: there is no such folder", hint="make it first")
+    for source in (Path(name) for name in read if isinstance(name, str | Path) and name and path.exists()):
+        if source.is_dir() and path.resolve().is_relative_to(source.resolve()):
+            raise VramfitError(f"{path} is a file of {source}: {what} would overwrite it", hint="choose another place")
+        if source.is_file() and path.samefile(source):
+            raise VramfitError(f"{path} is the data: {what} would overwrite it", hint="choose another place")
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that a full disk or a kill leaves the old one; what is no file, such as a pipe, is written to.
 

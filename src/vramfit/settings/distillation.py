@@ -101,8 +101,9 @@ class Distill(OfTeaching):
 
         if not w.is_taught:
             return
+        width = _teacher_width(model, w) if w.holds_teacher and w.reads_hidden else w.distill_width
         if w.reads_hidden:
-            give_hidden(model, w.distill_width)
+            give_hidden(model, width)
         if w.reads_relations:
             from vramfit.techniques.relations import give_relations
 
@@ -111,8 +112,24 @@ class Distill(OfTeaching):
         temperature = TEMPERATURE if w.distill_temperature is None else w.distill_temperature
         alpha = ALPHA if w.distill_alpha is None else w.distill_alpha
         config: Any = model.config
-        hidden_width = (w.distill_width or int(config.hidden_size)) if w.reads_hidden else None
+        hidden_width = (width or int(config.hidden_size)) if w.reads_hidden else None
         teach(model, Teaching(temperature=temperature, alpha=alpha, hidden_width=hidden_width))
+
+
+def _teacher_width(model: Module, w: Workload) -> int | None:
+    """The hidden size of a teacher in memory; None where it is the student's.
+
+    Raises:
+        WorkloadError: another one was given.
+    """
+    from vramfit.errors import WorkloadError
+    from vramfit.techniques.teachers import hidden_size_of
+
+    width = hidden_size_of(w)
+    config: Any = model.config
+    if w.distill_width not in (None, width):
+        raise WorkloadError([f"distill_width {w.distill_width:,}: the hidden size of {w.held_teacher} is {width:,}"])
+    return None if width == config.hidden_size else width
 
 
 def give_hidden(model: Module, width: int | None = None) -> None:

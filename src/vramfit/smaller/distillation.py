@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from vramfit.runtime.trained import TrainedModel, open_model
 from vramfit.runtime.training import events
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.teacher import fingerprint
-from vramfit.runtime.training.train import train
+from vramfit.runtime.training.train import check_output, train
 from vramfit.smaller.rows import Rows
 from vramfit.smaller.students import chosen_layers, make_student
 from vramfit.smaller.widths import check_width
@@ -92,6 +93,7 @@ def _made(
             ["a student is made by one process, and several were started"],
             hint="make it first with one process and --max-steps 1, then give it with --student",
         )
+    has_run = check_output(Path(request.output), resume=request.resume)
     teacher.check_head()
     config = resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code).config
     num_layers = int(config.num_hidden_layers)
@@ -100,12 +102,15 @@ def _made(
     made_from = {"teacher": fingerprint(teacher), "layers": layers} | ({"hidden_size": narrower} if narrower else {})
     origin = json.dumps(made_from).encode()
     if (folder / "config.json").exists():
-        if not (folder / ORIGIN).exists() or (folder / ORIGIN).read_bytes() != origin:
+        is_ours = (folder / ORIGIN).exists()
+        if is_ours and (folder / ORIGIN).read_bytes() == origin:
+            return str(folder)
+        if has_run or not is_ours:
             raise VramfitError(
                 f"{folder} holds another student: made with other layers or another hidden size, or of another teacher",
                 hint="choose another --output, or give this one with --student",
             )
-        return str(folder)
+        shutil.rmtree(folder)  # it was made for a run that never began
     tell("making the student")
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / ORIGIN, origin)

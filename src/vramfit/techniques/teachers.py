@@ -172,6 +172,15 @@ def check_family(student: Any, teacher: Any, name: str) -> None:
         )
 
 
+def hidden_size_of(w: Workload) -> int:
+    """The hidden size of the teacher that a workload names.
+
+    Raises:
+        UnknownModel, WorkloadError: no such model.
+    """
+    return int(resolve(teacher_workload(w).model, task=w.task).config.hidden_size)
+
+
 def hold_on_meta(model: Any, w: Workload) -> None:
     """`hold` for a prediction: the teacher is built without weights.
 

@@ -320,6 +320,12 @@ def test_electra_pretrains_with_a_mask(mask: str) -> None:
     ("model", "keywords", "error", "said"),
     [
         ("bert-tiny", {"seq": 513}, WorkloadError, "seq 513 is beyond the 512 positions of bert-tiny"),
+        (
+            "bert-tiny",
+            {"batch": 2, "lengths": (5, 600), "attention": "packed", "precision": "amp-bf16", "loop": "stepper"},
+            WorkloadError,
+            "lengths: 600 tokens is beyond the 512 positions of bert-tiny",
+        ),
         ("roberta-base", {"seq": 513}, WorkloadError, "beyond the 512 positions"),
         ("deberta-v3-xsmall", {"attention": "sdpa"}, WorkloadError, "has no attention sdpa"),
         ("mpnet-base", {"checkpointing": "full"}, WorkloadError, "does not support it"),

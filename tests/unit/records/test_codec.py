@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vramfit.errors import VramfitError
-from vramfit.records.codec import SCHEMA_VERSION, RecordError, from_json, replace_file, to_json
+from vramfit.records.codec import SCHEMA_VERSION, RecordError, check_place, from_json, replace_file, to_json
 from vramfit.records.finding import Finding, worst
 
 
@@ -149,3 +149,21 @@ def test_a_file_is_for_those_whom_the_umask_lets(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "record.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_place_whose_file_is_read_here_is_refused(tmp_path: Path) -> None:
+    data, model, new = tmp_path / "d.csv", tmp_path / "model", tmp_path / "new.csv"
+    data.write_text("text")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    check_place(new, data, model, None, [1])
+    check_place(model / "new.html", data, model)
+    (tmp_path / "link").symlink_to(data)
+    for place in (data, tmp_path / "link"):
+        with pytest.raises(VramfitError, match="is the data: the receipt would overwrite it"):
+            check_place(place, str(data), model, what="the receipt")
+    with pytest.raises(VramfitError, match=r"is a file of .*model: this would overwrite it"):
+        check_place(model / "config.json", data, str(model))
+    for place, why in ((model, "it is a folder"), (tmp_path / "no" / "f", "there is no such folder")):
+        with pytest.raises(VramfitError, match=why):
+            check_place(place)

@@ -259,3 +259,18 @@ def test_another_teacher_in_the_middle_of_a_run_is_refused(taught: Path, tmp_pat
         distilled(taught, tmp_path / "out", teacher=str(teacher), resume=True)
     with pytest.raises(VramfitError, match="another run: the teacher changed since"):
         distilled(taught, tmp_path / "out", teacher=str(teacher), resume=True, **student)
+
+
+def test_a_folder_that_is_refused_gets_no_student(taught: Path, tmp_path: Path) -> None:
+    shutil.copytree(taught / "teacher", tmp_path / "used")
+    with pytest.raises(VramfitError, match=r"holds a (run|model) already"):
+        distilled(taught, tmp_path / "used", max_steps=1)
+    assert not (tmp_path / "used" / "student").exists()
+
+
+def test_a_student_whose_run_never_began_is_made_anew(taught: Path, tmp_path: Path) -> None:
+    with pytest.raises(VramfitError):
+        distilled(taught, tmp_path / "out", device="emulated", memory="1MiB", max_steps=1)
+    assert (tmp_path / "out" / "student" / "config.json").exists()
+    record = distilled(taught, tmp_path / "out", keep_layers=1, max_steps=1)
+    assert record.num_steps == 1

@@ -155,3 +155,11 @@ def test_what_cannot_be_held_is_refused_with_the_reason(tmp_path: Path) -> None:
     run(tmp_path, task="embedding", data=data, output=str(tmp_path / "teacher"), max_steps=1)
     with pytest.raises(WorkloadError, match="teacher_answers memory: the loss compares all texts of a step"):
         distilled(tmp_path, tmp_path / "out", data=data, keep_layers=1, max_steps=1, **HELD)
+
+
+def test_the_width_of_a_teacher_in_memory_is_read_from_it() -> None:
+    job = {"distill": "hidden", "held_teacher": "bert-mini", "gpu": "t4", "batch": 4, "seq": 32, "loop": "stepper"}
+    found, given = (estimate("bert-tiny", **job, **width) for width in ({}, {"distill_width": 256}))
+    assert found.peak_requested_bytes == given.peak_requested_bytes
+    with pytest.raises(WorkloadError, match="distill_width 999: the hidden size of bert-mini is 256"):
+        estimate("bert-tiny", distill_width=999, **job)

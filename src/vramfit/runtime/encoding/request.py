@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vramfit.errors import VramfitError, WorkloadError, nearest_names
+from vramfit.errors import WorkloadError, nearest_names
 from vramfit.models.sentence_folder import own_files
+from vramfit.records.codec import check_place
 from vramfit.settings.precision import exact_problems
 from vramfit.tasks import all_tasks, find_task, vector_task
 
@@ -126,12 +127,7 @@ class EncodeRequest:
         Raises:
             VramfitError: a folder, a folder that is not there, or the data itself.
         """
-        output = self.path
-        if output.is_dir() or not output.parent.is_dir():
-            what = "it is a folder" if output.is_dir() else "there is no such folder"
-            raise VramfitError(f"cannot write {output}: {what}", hint="choose a place you can write to")
-        if isinstance(data, str) and output.exists() and Path(data).exists() and output.samefile(data):
-            raise VramfitError(f"{output} is the data: vectors would overwrite it", hint="choose another --output")
+        check_place(self.path, data, self.model, what="vectors")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

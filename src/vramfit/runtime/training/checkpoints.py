@@ -181,7 +181,8 @@ class CheckpointStore:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise self._not_written(step, error) from None
-        self._prune(best)
+        self.damaged = [name for name in self.damaged if name != final.name]  # it is whole now
+        self._prune(step, best)
         return Checkpoint(final, step)
 
     def _fill(
@@ -228,8 +229,9 @@ class CheckpointStore:
             for path in self.folder.glob(".step-*"):
                 _remove(path)
 
-    def _prune(self, best: int | None) -> None:
-        steps = self.steps()
+    def _prune(self, newest: int, best: int | None) -> None:
+        """Remove old checkpoints. Damaged ones do not count, and later ones are of a course that was given up."""
+        steps = [step for step in self.steps() if step <= newest and _name(step) not in self.damaged]
         for step in steps[: -self._keep]:
             if step != best:
                 self._take_away(self.folder / _name(step))

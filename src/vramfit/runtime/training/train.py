@@ -180,10 +180,14 @@ def _check_own_device(run_device: RunDevice, processes: Processes) -> None:
             )
 
 
-def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event: events.OnEvent) -> Checkpoint | None:
-    """The checkpoint to go on from; None to start at the beginning."""
-    used = (output / RECORD).exists() or bool(store.steps())
-    if used and not request.resume:
+def check_output(output: Path, *, resume: bool) -> bool:
+    """Refuse a folder that a run would overwrite; says whether it holds a run.
+
+    Raises:
+        VramfitError: it holds a run that is not to be resumed, or a model.
+    """
+    used = (output / RECORD).exists() or bool(CheckpointStore(output / CHECKPOINTS).steps())
+    if used and not resume:
         raise VramfitError(
             f"{output} holds a run already",
             hint="go on with it: the same command with --resume (resume=True); or choose another --output",
@@ -192,6 +196,12 @@ def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event
         raise VramfitError(
             f"{output} holds a model already, which this run would overwrite", hint="choose another --output"
         )
+    return used
+
+
+def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event: events.OnEvent) -> Checkpoint | None:
+    """The checkpoint to go on from; None to start at the beginning."""
+    used = check_output(output, resume=request.resume)
     store.clean()
     checkpoint = store.newest()
     if request.resume and not used:

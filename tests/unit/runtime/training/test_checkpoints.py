@@ -97,3 +97,37 @@ def test_a_full_disk_keeps_the_last_good_one_and_says_so(tmp_path: Path, monkeyp
     found = store.newest()
     assert found is not None
     assert found.step == 30
+
+
+def damage(store: CheckpointStore, step: int) -> None:
+    (store.folder / f"step-{step:08d}" / "manifest.json").write_text("garbage")
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_was_just_saved_stays_beside_damaged_ones_of_later_steps(tmp_path: Path, keep: int) -> None:
+    before = CheckpointStore(tmp_path / "c", keep=keep)
+    save(before, 300, 500, 501, best=300)
+    for step in before.steps()[1:]:
+        damage(before, step)
+    store = CheckpointStore(tmp_path / "c", keep=keep)
+    found = store.newest()
+    assert found is not None
+    assert found.step == 300
+    save(store, 320, 340, 360, best=300)
+    found = CheckpointStore(tmp_path / "c", keep=keep).newest()
+    assert found is not None
+    assert found.step == 360
+
+
+def test_a_damaged_one_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
+    save(CheckpointStore(tmp_path / "c"), 10, 20)
+    damage(CheckpointStore(tmp_path / "c"), 20)
+    store = CheckpointStore(tmp_path / "c")
+    assert store.newest() is not None
+    save(store, 15, 30, 40)
+    assert [step for step in store.steps() if is_whole(tmp_path / "c" / f"step-{step:08d}")] == [30, 40]
+    save(store, 50)
+    damage(store, 50)
+    assert store.newest() is not None
+    save(store, 50, 60, 70)  # the run has come there again: it is whole, and goes when its turn comes
+    assert 50 not in store.steps()
