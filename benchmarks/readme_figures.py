@@ -140,17 +140,17 @@ def summed_up() -> str:
     PyTorch's memory free ({_whole(MEASURED_HEADROOM)} on an H200). At the same settings, a step takes between {low}
     less and {high} more time than in a loop written by hand (H200). Each time memory runs out, one step is repeated.
     Where it saves memory or time, a plan may use 16-bit autocast (`--exact` keeps fp32), recompute activations, or
-    use host memory (this alone makes steps several times slower); it names each. Models stay ordinary `transformers`
+    use host memory (only this makes steps several times slower); it names each. Models stay ordinary `transformers`
     or sentence-transformers folders. Version 0.1, Apache-2.0."""
     trust = f"""**How far can I trust it?** The project measured one GPU, an H200, whose memory was capped in software
     to the sizes of smaller cards. In {s["num_compared"]} jobs with encoders that were not used to fit the rules, the
     predicted peak of allocated memory was exact to the byte in {exact} and at most
-    {_percent(s["worst_error_allocated"])} off in the others; {beyond} reserved more than the bound by which a job is
-    said to fit. Newer kinds of jobs were measured less: see the table above. On other cards there are runs that
-    others published. For {len(found)} runs whose settings are all known ({counts}), predictions were
-    {_percent(max(errors))} too high to {_percent(-min(errors))} too low; {len(over)}, on a {where}, was too low by
-    more than what plans leave free. For {len(others)} whose sources omit settings, predictions were
-    {_whole(omitted[0])} to {_whole(omitted[-1])} too low. Training on several GPUs was tested on CPUs only."""
+    {_percent(s["worst_error_allocated"])} off in the others; {beyond} reserved more than the bound used to decide
+    what fits. Newer kinds of jobs were measured less: see the table above. On other cards there are runs that others
+    published. For {len(found)} runs whose settings are all known ({counts}), predictions were {_percent(max(errors))}
+    too high to {_percent(-min(errors))} too low; {len(over)}, on a {where}, was too low by more than what plans leave
+    free. For {len(others)} whose sources omit settings, predictions were {_whole(omitted[0])} to
+    {_whole(omitted[-1])} too low. Training on several GPUs was tested on CPUs only."""
     return "\n\n".join(paragraph(*text.split()) for text in (cost, trust))
 
 
