@@ -15,7 +15,7 @@ from vramfit.runtime.trained import TrainedModel, open_model
 from vramfit.runtime.training import events
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.teacher import fingerprint
-from vramfit.runtime.training.train import check_output, train
+from vramfit.runtime.training.train import check_output, holds_run, train
 from vramfit.smaller.rows import Rows
 from vramfit.smaller.students import chosen_layers, make_student
 from vramfit.smaller.widths import check_width
@@ -93,7 +93,6 @@ def _made(
             ["a student is made by one process, and several were started"],
             hint="make it first with one process and --max-steps 1, then give it with --student",
         )
-    has_run = check_output(Path(request.output), resume=request.resume)
     teacher.check_head()
     config = resolve(teacher.model, task=teacher.task, trust_remote_code=teacher.trust_remote_code).config
     num_layers = int(config.num_hidden_layers)
@@ -101,15 +100,17 @@ def _made(
     narrower = _checked_width(teacher, config, hidden_size)
     made_from = {"teacher": fingerprint(teacher), "layers": layers} | ({"hidden_size": narrower} if narrower else {})
     origin = json.dumps(made_from).encode()
-    if (folder / "config.json").exists():
-        is_ours = (folder / ORIGIN).exists()
-        if is_ours and (folder / ORIGIN).read_bytes() == origin:
-            return str(folder)
-        if has_run or not is_ours:
-            raise VramfitError(
-                f"{folder} holds another student: made with other layers or another hidden size, or of another teacher",
-                hint="choose another --output, or give this one with --student",
-            )
+    is_made, is_ours = (folder / "config.json").exists(), (folder / ORIGIN).exists()
+    is_same = is_ours and (folder / ORIGIN).read_bytes() == origin
+    if is_made and not is_same and (not is_ours or holds_run(folder.parent)):
+        raise VramfitError(
+            f"{folder} holds another student: made with other layers or another hidden size, or of another teacher",
+            hint="choose another --output, or give this one with --student",
+        )
+    check_output(folder.parent, resume=request.resume)
+    if is_made and is_same:
+        return str(folder)
+    if is_made:
         shutil.rmtree(folder)  # it was made for a run that never began
     tell("making the student")
     folder.mkdir(parents=True, exist_ok=True)

@@ -180,13 +180,18 @@ def _check_own_device(run_device: RunDevice, processes: Processes) -> None:
             )
 
 
+def holds_run(output: Path) -> bool:
+    """Whether a folder has a run in it, finished or not."""
+    return (output / RECORD).exists() or bool(CheckpointStore(output / CHECKPOINTS).steps())
+
+
 def check_output(output: Path, *, resume: bool) -> bool:
     """Refuse a folder that a run would overwrite; says whether it holds a run.
 
     Raises:
         VramfitError: it holds a run that is not to be resumed, or a model.
     """
-    used = (output / RECORD).exists() or bool(CheckpointStore(output / CHECKPOINTS).steps())
+    used = holds_run(output)
     if used and not resume:
         raise VramfitError(
             f"{output} holds a run already",
