@@ -270,8 +270,10 @@ def _from_host(function: Handler, data: Any, *args: Any, device: Any = None, **k
 
 
 def _write_number(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """python_variable_indexing.cpp (2.11): a number that is written into a tensor of a GPU stays on the host; and what
-    is written where a tensor says must be of the same type, which only a tensor with data is asked."""
+    """python_variable_indexing.cpp (2.11): a number that is written into a tensor of a GPU stays on the host.
+
+    A GPU refuses values of another type where the index is a tensor; the meta device does not, so this does.
+    """
     places = index if isinstance(index, tuple) else (index,)
     is_other = isinstance(value, torch.Tensor) and value.dim() > 0 and value.dtype != tensor.dtype
     if tensor.is_meta and is_other and any(isinstance(place, torch.Tensor) for place in places):

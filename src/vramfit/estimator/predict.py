@@ -13,8 +13,8 @@ from vramfit.cuda.kernels.script import CudaProfile
 from vramfit.devices.catalogue import GPU
 from vramfit.errors import VramfitError
 from vramfit.estimator.contents import contents_at_peak, make_snapshot
-from vramfit.estimator.peaks import predict_peaks
-from vramfit.estimator.resolve import Target, resolve_workload
+from vramfit.estimator.peaks import peak_requested, predict_peaks
+from vramfit.estimator.resolve import UNMASKED_NOTE, Target, resolve_workload
 from vramfit.estimator.traced import (
     NUM_STEADY_STEPS,
     TracedWorkload,
@@ -142,6 +142,10 @@ def estimate(model: Any, **keywords: Any) -> Estimate:
 
 def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Estimate:
     """The estimate of a traced workload at a micro-batch."""
+    if target.compares_masks:
+        traced = _with_larger_mask(traced, micro_batch)
+        if traced.workload.mask == "ones":
+            target = replace(target, notes=(*target.notes, UNMASKED_NOTE))
     template = traced.template(micro_batch)  # looked up once: a module of the user's is traced anew each time
     cold = template.instantiate(micro_batch, order_of(traced.workload, NUM_STEADY_STEPS, micro_batch))
     if depends_on_headroom(traced.workload):
@@ -153,6 +157,12 @@ def estimate_at(traced: TracedWorkload, target: Target, micro_batch: int) -> Est
     return estimate_stream(
         workload, traced.options, target, cold, timed, host_bytes=template.host_bytes_at(micro_batch)
     )
+
+
+def _with_larger_mask(traced: TracedWorkload, micro_batch: int) -> TracedWorkload:
+    """The workload with or without padding, whichever asks for more."""
+    both = [replace(traced, workload=replace(traced.workload, mask=mask)) for mask in ("ones", "padded")]
+    return max(both, key=lambda each: peak_requested(each.stream(micro_batch, num_steady=1)))
 
 
 def estimate_stream(

@@ -65,6 +65,8 @@ class Target:
     basis: Basis
     """Whether such predictions were compared with measurements."""
     notes: tuple[str, ...]
+    compares_masks: bool = False
+    """Whether batches without padding may take more than padded ones, and no mask was asked for."""
 
 
 def target_of(workload: Workload) -> Target:
@@ -287,15 +289,16 @@ def resolve_workload(model: Any, keywords: dict[str, Any]) -> tuple[TracedWorklo
         raise WorkloadError(problems)
     workload = with_attention(replace(workload, model=resolved.name, task=resolved.task), resolved)
     settled = with_mask(workload, resolved, target.profile, given)
-    if settled.mask != workload.mask:
-        target = replace(target, notes=(*target.notes, UNMASKED_NOTE))
+    target = replace(target, compares_masks=settled.mask != workload.mask)
     traced = TracedWorkload(settled, resolved, target.profile)
     waits = workload.offloads_layers and not workload.trains  # in training, all layers do
     return (settle_offload(traced, target) if waits else traced), target
 
 
 def with_mask(workload: Workload, resolved: ResolvedModel, profile: CudaProfile, given: Mapping[str, Any]) -> Workload:
-    """A workload with the mask whose batches take the most memory: padded, except for some grouped-query heads.
+    """A workload with the mask whose attention takes the most memory: padded, except for some grouped-query heads.
+
+    Where the peak is elsewhere, padded batches may take a little more all the same: `estimate_at` compares both.
 
     Args:
         given: keywords that were asked for; a mask among them is left alone.

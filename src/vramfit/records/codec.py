@@ -8,6 +8,7 @@ import secrets
 import shutil
 import types
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -141,11 +142,24 @@ def _kind(value: Any) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
+MODEL_FILES = (
+    "model*",
+    "pytorch_model*",
+    "*config*.json",
+    "tokenizer*",
+    "vocab*",
+    "merges*",
+    "*tokens*.json",
+    "modules.json",
+)
+"""What a folder's model is loaded from; anything else in it may be written again."""
+
+
 def check_place(path: Path, *read: Any, what: str = "this") -> None:
     """Refuse a place that no file can be written to, or whose file is read here.
 
     Args:
-        read: files, and folders of models, by name; anything else is passed over.
+        read: files, and folders of models, by name; what is neither is passed over.
         what: is written, in words.
 
     Raises:
@@ -155,10 +169,11 @@ def check_place(path: Path, *read: Any, what: str = "this") -> None:
         raise VramfitError(f"cannot write {path}: it is a folder", hint="name a file in it, such as my-card.json")
     if not path.absolute().parent.is_dir():
         raise VramfitError(f"cannot write {path}: there is no such folder", hint="make it first")
-    for source in (Path(name) for name in read if isinstance(name, str | Path) and name and path.exists()):
-        if source.is_dir() and path.resolve().is_relative_to(source.resolve()):
+    is_of_model = any(fnmatch(path.name, pattern) for pattern in MODEL_FILES)
+    for source in (name for name in read if isinstance(name, str | Path) and path.exists()):
+        if os.path.isdir(source) and is_of_model and path.resolve().is_relative_to(os.path.realpath(source)):
             raise VramfitError(f"{path} is a file of {source}: {what} would overwrite it", hint="choose another place")
-        if source.is_file() and path.samefile(source):
+        if os.path.isfile(source) and path.samefile(source):
             raise VramfitError(f"{path} is the data: {what} would overwrite it", hint="choose another place")
 
 

@@ -54,3 +54,14 @@ def test_a_plan_in_32_bits_holds_for_texts_of_one_length() -> None:
     for mask in ("ones", "padded"):
         taken = estimate(decoder(2), mask=mask, loop="stepper", **split, **kept)
         assert taken.safe_reserved_bytes <= plan.estimate.safe_reserved_bytes
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("seq", [8, 32, 128])
+@pytest.mark.parametrize("intermediate_size", [96, 4096])
+def test_the_larger_of_both_masks_is_taken_wherever_the_peak_is(mode: str, seq: int, intermediate_size: int) -> None:
+    config = decoder(2)
+    config.intermediate_size = intermediate_size
+    job = {"gpu": "h200", "batch": 16, "seq": seq, "mode": mode}
+    peaks = {m: estimate(config, mask=m, **job).peak_requested_bytes for m in ("ones", "padded")}
+    assert estimate(config, **job).peak_requested_bytes == max(peaks.values())

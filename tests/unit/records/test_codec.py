@@ -158,6 +158,9 @@ def test_a_place_whose_file_is_read_here_is_refused(tmp_path: Path) -> None:
     (model / "config.json").write_text("{}")
     check_place(new, data, model, None, [1])
     check_place(model / "new.html", data, model)
+    (model / "predictions.jsonl").write_text("")
+    check_place(model / "predictions.jsonl", data, model)  # of an earlier run
+    check_place(model / "predictions.jsonl", "CUDA out of memory. " * 50, "nul\0")  # a message, not a file
     (tmp_path / "link").symlink_to(data)
     for place in (data, tmp_path / "link"):
         with pytest.raises(VramfitError, match="is the data: the receipt would overwrite it"):

@@ -292,13 +292,13 @@ def safe_softmax(call: KernelCall, script: Script) -> None:
     """
     x: TensorSpec = call.args[0]
     makes_another = call.profile.torch_version < (2, 11)
-    softmax = [script.temp(x.nbytes)] if makes_another else []
+    softmax = [script.temp(x.nbytes), script.temp(x.itemsize)] if makes_another else []  # and a scalar: -inf
     if not makes_another:
         script.out()
     hidden, rows, zero = script.temp(x.numel), script.temp(x.numel // x.shape[-1]), script.temp(x.itemsize)
     if makes_another:
         script.out()
-    script.free(zero, rows, hidden, *softmax)
+    script.free(zero, rows, hidden, *reversed(softmax))
 
 
 def _is_row_major(x: TensorSpec) -> bool:
