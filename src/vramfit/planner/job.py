@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from random import Random
+from statistics import mean
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vramfit.devices.catalogue import DEFAULT_ARCHITECTURE, GPU, all_gpus
@@ -15,10 +16,9 @@ from vramfit.models.anatomy import encoder_layers, max_positions
 from vramfit.models.build import build_for
 from vramfit.models.configuration import supported_attention
 from vramfit.models.resolve import resolve
-from vramfit.planner.heuristics import MOST_BATCHES
+from vramfit.planner.heuristics import LEAST_OF_MEAN, MOST_BATCHES
 from vramfit.planner.request import Lengths, Request
 from vramfit.settings.attention import precision_needed
-from vramfit.step.splitting import SHORTEST, counted_lengths
 from vramfit.techniques.packing.attention import takes_heads
 from vramfit.timing.model import speed_of
 from vramfit.workload import SIZE_HINT, Workload
@@ -66,6 +66,10 @@ class Job:
         traced, target = resolve_workload(model, whole)
         if target.capacity_bytes is None:
             raise WorkloadError(["a plan needs a gpu or a memory size to fit into"], hint=SIZE_HINT)
+        if lengths is not None and traced.workload.is_joint and traced.workload.text_tokens is None:
+            known = {"text_tokens": max(int(LEAST_OF_MEAN * mean(lengths.values)), 1)}
+            request = replace(request, fixed={**request.fixed, **known})
+            traced = replace(traced, workload=replace(traced.workload, **known))
         return Job(
             model=model,
             request=request,
@@ -124,10 +128,6 @@ class Job:
         """Forward passes of a step."""
         return -(-self.base.share // micro_batch)
 
-    def row_texts(self, micro_batch: int) -> int:
-        """Texts that a packed row has at most, where a step compares them."""
-        return micro_batch * max(self.base.sample_tokens // SHORTEST, self.base.texts_per_sample)
-
 
 def once(function: Callable[Concatenate[Job, P], R]) -> Callable[Concatenate[Job, P], R]:
     """A function whose answers the job keeps."""
@@ -161,8 +161,7 @@ def drawn_batches(job: Job) -> Iterator[list[int]]:
     draw = Random(SEED)
     num_texts = job.base.share * job.base.texts_per_sample
     for _ in range(min(NUM_BATCHES, max(MOST_DRAWN // num_texts, FEWEST_BATCHES))):
-        drawn = draw.choices(job.lengths.values, k=num_texts)
-        yield counted_lengths(drawn) if job.base.is_joint else drawn
+        yield draw.choices(job.lengths.values, k=num_texts)
 
 
 @once

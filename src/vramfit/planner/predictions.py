@@ -87,7 +87,7 @@ def traced_passes(job: Job, recipe: Recipe, num_passes: int) -> TracedWorkload:
 def _traced(job: Job, recipe: Recipe, micro_batch: int) -> TracedWorkload:
     traced = traced_passes(job, recipe, min(job.passes(micro_batch), PROBED_PASSES))
     num_texts = job.base.share * job.base.texts_per_sample
-    if recipe.is_packed and traced.workload.runs_twice and num_texts <= job.row_texts(micro_batch):
+    if recipe.is_packed and traced.workload.runs_twice and num_texts <= micro_batch * job.base.row_texts:
         return replace(traced, num_sequences=num_texts)
     return traced
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from random import Random
 from statistics import mean
 
@@ -19,7 +19,7 @@ from vramfit.planner.predictions import (
 )
 from vramfit.planner.recipes import Recipe
 from vramfit.planner.search import Search
-from vramfit.step.splitting import even_rows, packed_rows, padded_passes
+from vramfit.step.splitting import full_rows, packed_rows, padded_passes
 from vramfit.tasks import find_task
 from vramfit.techniques.packing import WINDOW_BATCHES, row_tokens
 
@@ -85,7 +85,8 @@ def time_on_lengths(job: Job, choice: Choice) -> float:
         )
     filled_up = choice.recipe.captures_graphs  # to a few sizes
     found = []
-    split = even_rows if job.base.is_joint else packed_rows
+    max_texts = choice.micro_batch * job.base.row_texts
+    split = partial(full_rows, max_texts=max_texts) if job.base.is_joint else packed_rows
     for batch in drawn_batches(job):
         rows = [row_tokens(tokens, most) if filled_up else tokens for tokens in split(batch, most)]
         found.append(rest_s + sum(times.row_seconds(tokens, typical) for tokens in rows))

@@ -166,6 +166,8 @@ class StepSettings(_Asked):  # type: ignore[misc]
     """The full length; None takes that of the first batch."""
     texts_per_sample: int = 1
     """Rows of a batch that are one sample, where texts are compared."""
+    row_texts: int | None = None
+    """Of these, how many a packed row may have for each of its samples; None for any number."""
     precision: str = "fp32"
     """fp32, tf32, amp-fp16 (with a GradScaler), amp-bf16, bf16."""
     max_grad_norm: float | None = None

@@ -33,7 +33,7 @@ from vramfit.settings.casts import keeps_copies
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.plain import Batch, bring
 from vramfit.step.recovery import free_memory, is_out_of_memory
-from vramfit.step.splitting import Alone, Ranks, passes_of, take_rows, width_of
+from vramfit.step.splitting import Alone, Ranks, Rows, passes_of, take_rows, width_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
 from vramfit.techniques import compiling, offloading, packing
@@ -109,7 +109,7 @@ class Stepper:
         self._chosen = chosen
         self._packs = packing.is_applied(model) if chosen.has_own_attention else chosen.is_packed
         self._size = MicroBatchSize(chosen.micro_batch)
-        self._seq, self._texts = chosen.seq, chosen.texts_per_sample
+        self._seq, self._texts, self._row_texts = chosen.seq, chosen.texts_per_sample, chosen.row_texts
         self._rehearsed: Batch | None = None
         """A whole batch, all of whose vectors are compared though few of its micro-batches are tried."""
         self._scheduler = scheduler
@@ -223,7 +223,7 @@ class Stepper:
         self._chosen.check_change(w, packs=self._packs)
         self._graph_use.release()
         change(self.model, w)
-        self._size = MicroBatchSize(w.micro_batch)
+        self._size, self._row_texts = MicroBatchSize(w.micro_batch), w.row_texts
         self._graph_use = GraphUse(self.model, self._autocast, is_on=w.captures_graphs and self._can_capture)
         if isinstance(plan, Plan):
             enforce(plan.budget_bytes, self._device)
@@ -345,7 +345,8 @@ class Stepper:
         max_tokens = self.micro_batch * self._texts * (self._seq if "input_ids" in batch else width_of(batch))
         graphs = self._graph_use.graphs_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
         evenly = graphs is not None or (self._packs and compiling.is_applied(self.model))  # a short row compiles anew
-        parts, num_own = passes_of(batch, loss, max_tokens, self.ranks, packs=self._packs, evenly=evenly)
+        rows = Rows(evenly, self._row_texts and self.micro_batch * self._row_texts) if self._packs else None
+        parts, num_own = passes_of(batch, loss, max_tokens, self.ranks, rows)
         if not loss.splits and len(parts) * self.ranks.size > 1:
             problem = f"the loss of {type(self.model).__name__} is no mean over samples or labels, so no split gives it"
             raise WorkloadError([problem], hint=OWN_HINT)

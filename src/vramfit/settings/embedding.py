@@ -11,6 +11,8 @@ LOSSES = tuple(dict.fromkeys(loss for task in all_tasks() for loss in task.losse
 """Of all tasks."""
 IN_BATCH = ("in-batch", "in-batch-symmetric")
 POOLINGS = ("mean", "cls", "last", "max", "weighted-mean")
+TEXT_TOKENS = 16
+"""Tokens of a text on average, at the least, where nothing is known of the texts."""
 
 
 def texts_per_sample(w: Workload) -> int:
@@ -30,6 +32,12 @@ def loss_of(w: Workload) -> str:
 def sample_tokens(w: Workload) -> int:
     """Tokens of a sample whose texts all have full length."""
     return texts_per_sample(w) * w.seq
+
+
+def row_texts(w: Workload) -> int:
+    """Texts that a packed row of joint texts has at most, for each of its samples: the kernel of attention holds a
+    block of memory for every sequence, however short."""
+    return max(sample_tokens(w) // (w.text_tokens or TEXT_TOKENS), texts_per_sample(w))
 
 
 def is_joint(w: Workload) -> bool:
@@ -79,13 +87,26 @@ class Texts(OfComparison):
     help = (
         "Texts per sample, each with its own vector: 2 for pairs, 3 with a negative. Default: the fewest for the loss."
     )
-    asked = (texts_per_sample, sample_tokens, is_joint, runs_twice, step_texts, compared_by)
+    asked = (texts_per_sample, sample_tokens, row_texts, is_joint, runs_twice, step_texts, compared_by)
     is_said = False
 
     def contradictions(self, w: Workload) -> Iterator[str]:
         yield from super().contradictions(w)
         if w.trains and w.loss is None:
             yield from find_task(w.task).texts_problems(loss_of(w), texts_per_sample(w))
+
+
+class TextTokens(OfComparison):
+    keyword, order, group = "text_tokens", 86, "job"
+    value = Count(optional=True)
+    is_said = False
+    is_live = True
+    must_match_on_resume = False
+    in_trace = "step"
+    help = (
+        "Least tokens of a text on average, where the texts of a step are compared: a packed pass holds no more texts. "
+        "Default: as the lengths of the data say, otherwise 16."
+    )
 
 
 class Pooling(OfComparison):

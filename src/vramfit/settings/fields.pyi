@@ -19,6 +19,7 @@ class Fields:
     seq: int
     lengths: tuple[int, ...] | None
     texts: int | None
+    text_tokens: int | None
     num_labels: int | None
     problem: str | None
     pooling: str | None
@@ -72,6 +73,7 @@ class Fields:
         seq: int = ...,
         lengths: tuple[int, ...] | None = ...,
         texts: int | None = ...,
+        text_tokens: int | None = ...,
         num_labels: int | None = ...,
         problem: str | None = ...,
         pooling: str | None = ...,
@@ -124,6 +126,11 @@ class Fields:
     @property
     def sample_tokens(self) -> int:
         """Tokens of a sample whose texts all have full length."""
+
+    @property
+    def row_texts(self) -> int:
+        """Texts that a packed row of joint texts has at most, for each of its samples: the kernel of attention holds a
+        block of memory for every sequence, however short."""
 
     @property
     def is_joint(self) -> bool:

@@ -8,6 +8,7 @@ import heapq
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -137,56 +138,60 @@ class Alone:
         return loss if self.size == 1 else loss.new_tensor(self.votes.sum(float(loss)))
 
 
-SHORTEST = 16
-"""Tokens that a text counts for at the least, where texts are compared: a row has at most a sixteenth as many texts."""
+LEAST_SHARE = 1e-9
+"""Of a batch: a row with less is none."""
 
 
-def split(
-    batch: Batch, max_tokens: int, *, packs: bool = False, evenly: bool = False, num_at_least: int = 1
-) -> list[Batch]:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How sequences are packed that lie end to end in a row."""
+
+    evenly: bool = False
+    """Rows about as long as each other, not full but for the last; where texts are compared, they are full."""
+    max_texts: int | None = None
+    """Of a row of texts that are compared with those of all others; None for any number."""
+
+
+def split(batch: Batch, max_tokens: int, *, rows: Rows | None = None, num_at_least: int = 1) -> list[Batch]:
     """Micro-batches of at most `max_tokens` tokens, padding included; one sample at the least.
 
     Samples of like length go together, and each micro-batch is cut to its longest one. Which samples go where depends
     only on the lengths and the limit.
 
     Args:
-        packs: the sequences will lie end to end, so that only their own tokens count.
-        evenly: rows that lie end to end are to be about as long as each other, not full but for the last.
+        rows: the sequences will lie end to end, so that only their own tokens count.
         num_at_least: micro-batches wanted, as far as there are samples: the fullest ones are halved.
     """
-    lengths = lengths_of(batch, packs=packs)
-    if packs:
+    lengths = lengths_of(batch, packs=rows is not None)
+    if rows is not None:
         if PLACES_OF_TEXTS in batch:
-            filled = fill_evenly(counted_lengths(lengths), max_tokens)
+            filled = fill(lengths, max_tokens, rows.max_texts or len(lengths))
         else:
             filled = _fill(lengths, max_tokens)
-            filled = _level(lengths, max_tokens, filled) if evenly else filled
+            filled = _level(lengths, max_tokens, filled) if rows.evenly else filled
         filled = _halved(filled, num_at_least)
-        return [batch] if len(filled) == 1 else [take_rows(batch, rows, width_of(batch)) for rows in filled]
+        return [batch] if len(filled) == 1 else [take_rows(batch, each, width_of(batch)) for each in filled]
     if num_at_least <= 1 and len(lengths) * max(lengths) <= max_tokens and max(lengths) == width_of(batch):
         return [batch]  # fits as it is: no copy
     grouped = _halved(_group(lengths, max_tokens), num_at_least)
-    return [take_rows(batch, rows, lengths[rows[0]]) for rows in grouped]
+    return [take_rows(batch, each, lengths[each[0]]) for each in grouped]
 
 
 def passes_of(
-    batch: Batch, loss: HeadLoss, max_tokens: int, ranks: Ranks, *, packs: bool, evenly: bool
+    batch: Batch, loss: HeadLoss, max_tokens: int, ranks: Ranks, rows: Rows | None
 ) -> tuple[list[Batch], int]:
-    """This rank's micro-batches of an effective batch, and how many of them count; dummy passes come last.
-
-    Args:
-        evenly: see `split`; for a rank that is alone.
-    """
-    whole = loss.keeps_width and not packs
-    cut = split_as_wide if whole else partial(split, packs=packs)
+    """This rank's micro-batches of an effective batch, and how many of them count; dummy passes come last."""
+    whole = loss.keeps_width and rows is None
+    if rows is not None and ranks.size > 1:
+        rows = replace(rows, evenly=False)
+    cut = split_as_wide if whole else partial(split, rows=rows)
     if ranks.size == 1:
-        made = cut(batch, max_tokens) if whole else split(batch, max_tokens, packs=packs, evenly=evenly)
-        parts = [part for part in made if any(loss.counts(part))]
+        parts = [part for part in cut(batch, max_tokens) if any(loss.counts(part))]
         return parts, len(parts)
-    lengths = lengths_of(batch, packs=packs)
+    lengths = lengths_of(batch, packs=rows is not None)
     ranks.votes.agree_on(_fingerprint(batch), "batch")
-    rows = share_out(lengths, ranks.size)[ranks.rank]
-    own = take_rows(batch, rows, width_of(batch)) if rows else None
+    share = share_out(lengths, ranks.size)[ranks.rank]
+    own = take_rows(batch, share, width_of(batch)) if share else None
     num_passes = ranks.num_passes(0 if own is None else len(cut(own, max_tokens)))
     parts = [] if own is None else cut(own, max_tokens, num_at_least=num_passes)
     dummies = [take_rows(batch, [0], lengths[0])] * (num_passes - len(parts))
@@ -200,44 +205,50 @@ def split_as_wide(batch: Batch, max_tokens: int, *, num_at_least: int = 1) -> li
     return [take_rows(batch, rows, width) for rows in _halved(_group(widths, max_tokens), num_at_least)]
 
 
-def fill_evenly(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """As few rows as there can be, each about as full as the others; made for very many texts.
+def fill(lengths: Sequence[int], max_tokens: int, max_texts: int) -> list[list[int]]:
+    """As few rows as there can be, full but for the last, each with texts of all lengths; made for very many texts.
 
-    >>> fill_evenly([10, 30, 20, 25], 50)
-    [[1, 0], [3, 2]]
+    >>> fill([10, 30, 20, 25], 50, 4)
+    [[1, 2], [3, 0]]
     """
-    order, num_rows = _longest_first(lengths), max(-(-sum(lengths) // max_tokens), 1)
+    order, num_rows = _longest_first(lengths), len(_shares(lengths, max_tokens, max_texts))
     while True:
-        rows = [(0, row) for row in range(num_rows)]
+        shares = _shares(lengths, max_tokens, max_texts)
+        shares += [LEAST_SHARE] * (num_rows - len(shares))
+        rows = [(0.0, row) for row in range(num_rows)]
         filled: list[list[int]] = [[] for _ in rows]
+        room = [max_tokens] * num_rows
         for i in order:
-            num_tokens, row = rows[0]
+            while rows:
+                _, row = rows[0]
+                if not filled[row] or (lengths[i] <= room[row] and len(filled[row]) < max_texts):
+                    break
+                heapq.heappop(rows)
+            if not rows:
+                break
             filled[row].append(i)
-            heapq.heapreplace(rows, (num_tokens + lengths[i], row))
-        if max(rows)[0] <= max_tokens or num_rows >= len(lengths):
+            room[row] -= lengths[i]
+            heapq.heapreplace(rows, ((max_tokens - room[row]) / shares[row], row))
+        if rows:
             return [row for row in filled if row]
         num_rows += 1
 
 
-def even_rows(lengths: Sequence[int], max_tokens: int) -> list[int]:
-    """Tokens of the rows that `fill_evenly` makes, about.
+def full_rows(lengths: Sequence[int], max_tokens: int, max_texts: int) -> list[int]:
+    """Tokens of the rows that `fill` makes, about.
 
-    >>> even_rows([10, 30, 20, 25], 50)
-    [43, 42]
+    >>> full_rows([10, 30, 20, 25], 50, 4)
+    [50, 35]
     """
-    total = sum(lengths)
-    num_rows = max(-(-total // max_tokens), 1)
-    return [total // num_rows + (row < total % num_rows) for row in range(num_rows)]
+    return [round(share * sum(lengths)) for share in _shares(lengths, max_tokens, max_texts)]
 
 
-def counted_lengths(lengths: Sequence[int]) -> list[int]:
-    """Tokens that texts count for in a row, where a step has very many: the kernel of attention holds a block of memory
-    for each sequence, however short.
-
-    >>> counted_lengths([5, 40])
-    [16, 40]
-    """
-    return [max(n, SHORTEST) for n in lengths]
+def _shares(lengths: Sequence[int], max_tokens: int, max_texts: int) -> list[float]:
+    """Of all texts, what each row takes."""
+    whole = min(max_tokens / sum(lengths), max_texts / len(lengths), 1.0)
+    num_whole = int(1 / whole + LEAST_SHARE)
+    rest = 1 - num_whole * whole
+    return [whole] * num_whole + [rest] * (rest > LEAST_SHARE)
 
 
 def padded_passes(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from vramfit.settings import seen_in_trace
 from vramfit.stages import tell
 from vramfit.step.own_loss import check_inputs, is_own, needs_its_labels, own_loss
 from vramfit.step.plain import Batch, each_tensor, forward_step, make_batch, make_packed_batch, train_step
-from vramfit.step.splitting import SHORTEST, Alone
+from vramfit.step.splitting import Alone
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import CONTRACT, LABELS, HeadLoss, head_loss, parameters_of
 from vramfit.techniques import offloading, optimizers, quantization
@@ -174,9 +174,7 @@ def _inputs(model: torch.nn.Module, w: Workload, batch: int, num_sequences: int 
         return make_batch(model, w.task, mode, w.mask if takes_mask else "none", rows, w.seq, "meta")
     if w.lengths is not None:
         return make_packed_batch(model, w.task, mode, sum(w.lengths), len(w.lengths), max(w.lengths), "meta")
-    each = w.num_passes * w.texts_per_sample
-    if w.runs_twice:
-        each = max(w.sample_tokens // SHORTEST, w.texts_per_sample)
+    each = w.row_texts if w.runs_twice else w.num_passes * w.texts_per_sample
     most = num_sequences or batch * each
     return make_packed_batch(model, w.task, mode, batch * w.sample_tokens, most, w.seq, "meta")
 

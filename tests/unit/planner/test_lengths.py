@@ -15,7 +15,7 @@ from vramfit.planner.recipes import Proposal, recipes
 from vramfit.planner.request import Request, lengths_of
 from vramfit.planner.varied import least_on_lengths, padded_batches, time_on_lengths
 from vramfit.runtime.data.order import BatchOrder
-from vramfit.step.splitting import packed_rows, padded_passes, split
+from vramfit.step.splitting import Rows, packed_rows, padded_passes, split
 
 
 def test_numbers_come_from_a_list_or_a_file(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_packed_rows_are_those_of_the_stepper() -> None:
         counts = [draw.randint(1, 64) for _ in range(draw.randint(1, 20))]
         limit = draw.randint(64, 300)
         mask = (torch.arange(max(counts))[None] < torch.tensor(counts)[:, None]).long()
-        made = split({"input_ids": mask.clone(), "attention_mask": mask}, limit, packs=True)
+        made = split({"input_ids": mask.clone(), "attention_mask": mask}, limit, rows=Rows())
         assert sorted(packed_rows(counts, limit)) == sorted(int(part["attention_mask"].sum()) for part in made)
 
 

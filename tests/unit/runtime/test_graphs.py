@@ -14,7 +14,7 @@ from tests.unit.techniques.test_packing import with_pads
 from vramfit.runtime import graphs, stepper
 from vramfit.runtime.graphs import MAX_GIVEN_AWAY, CannotCapture, PassGraphs, RowSizes
 from vramfit.runtime.stepper import Stepper
-from vramfit.step.splitting import lengths_of, split
+from vramfit.step.splitting import Rows, lengths_of, split
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import head_loss
 from vramfit.techniques import packing
@@ -265,7 +265,7 @@ def test_rows_are_levelled_where_they_are_recorded() -> None:
     batch = with_pads("bert", make_batch(TASK))
     most = sum(lengths_of(batch, packs=True)) // 2 + max(lengths_of(batch, packs=True))
     full, even = (
-        [sum(lengths_of(part, packs=True)) for part in split(batch, most, packs=True, evenly=evenly)]
+        [sum(lengths_of(part, packs=True)) for part in split(batch, most, rows=Rows(evenly))]
         for evenly in (False, True)
     )
     assert len(full) == len(even) == 2

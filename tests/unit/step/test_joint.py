@@ -14,7 +14,7 @@ from vramfit.models.anatomy import backbone
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.joint import JointPasses
 from vramfit.step.plain import Batch
-from vramfit.step.splitting import Alone, passes_of
+from vramfit.step.splitting import Alone, Rows, passes_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.tasks.parts.pooling import EmbeddingHead, attach
@@ -122,8 +122,9 @@ def test_the_gradient_is_that_of_the_undivided_batch(family: str, loss: str) -> 
             gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             packs = attention == "packed"
             tokens = w.micro_batch * w.sample_tokens  # type: ignore[operator]
+            texts = w.micro_batch * w.row_texts  # type: ignore[operator]
             how = head_loss(model, batch, "embedding")
-            parts, _ = passes_of(batch, how, tokens, Alone(), packs=packs, evenly=False)
+            parts, _ = passes_of(batch, how, tokens, Alone(), Rows(max_texts=texts) if packs else None)
             if num_passes > 1 and not packs:
                 assert len(parts) >= num_passes - 1
             torch.manual_seed(1)
@@ -216,7 +217,7 @@ def test_the_loss_scale_of_fp16_reaches_the_weights() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         step = Step(model, optimizer, ranks=Alone(), scaler=scaler)
         step.drop_gradients()
-        parts, _ = passes_of(batch, loss, 4 * SEQ, Alone(), packs=False, evenly=False)
+        parts, _ = passes_of(batch, loss, 4 * SEQ, Alone(), None)
         step.passes(parts, loss, loss.counts(batch))
         if scaler is not None:
             scaler.unscale_(optimizer)

@@ -1,10 +1,12 @@
 """How a batch is split: among ranks, into passes, and the passes that a prediction counts with."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramfit.step.splitting import padded_passes, share_out
+from vramfit.step.splitting import fill, full_rows, padded_passes, share_out
 from vramfit.trace.template import order_of
 from vramfit.workload import Workload
 
@@ -29,3 +31,23 @@ def test_a_prediction_counts_the_passes_that_a_split_makes(batch: int, micro_bat
     sizes = [turn[2] if len(turn) > 2 else micro_batch for turn in turns]
     made = [max(num, 2) for num, _ in padded_passes([16] * batch, micro_batch * 16)]
     assert sizes == made
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=200), st.integers(20, 300), st.integers(1, 30))
+def test_rows_of_compared_texts_are_full_but_for_the_last(lengths: list[int], max_tokens: int, max_texts: int) -> None:
+    rows = fill(lengths, max_tokens, max_texts)
+    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+    assert all(len(row) == 1 or sum(lengths[i] for i in row) <= max_tokens for row in rows)
+    assert all(len(row) <= max_texts for row in rows)
+
+
+def test_full_rows_are_what_a_plan_counts_with() -> None:
+    draw = random.Random(0)
+    lengths = [round(draw.lognormvariate(3.4, 0.6)) + 4 for _ in range(2048)]
+    for max_tokens, max_texts in ((25_000, 2_000), (8_000, 250), (25_000, 300)):
+        rows, counted = fill(lengths, max_tokens, max_texts), full_rows(lengths, max_tokens, max_texts)
+        tokens = [sum(lengths[i] for i in row) for row in rows]
+        assert len(rows) == len(counted)
+        assert tokens == pytest.approx(counted, rel=0.03, abs=120)
+        if max_tokens / max_texts <= sum(lengths) / len(lengths):
+            assert min(tokens[:-1]) > 0.998 * max_tokens

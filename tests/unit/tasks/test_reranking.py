@@ -22,7 +22,7 @@ from vramfit.runtime.trained import open_model
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.train import train
 from vramfit.step.plain import Batch
-from vramfit.step.splitting import Alone, passes_of
+from vramfit.step.splitting import Alone, Rows, passes_of
 from vramfit.tasks.parts import head_metrics
 from vramfit.tasks.parts.losses import head_loss, logits_of, model_inputs
 from vramfit.techniques import packing
@@ -72,7 +72,7 @@ def test_the_gradient_of_a_group_is_the_same_however_it_is_split(loss: str, atte
         gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         how = head_loss(model, batch, "reranking")
         tokens = micro_batch * LOSSES[loss] * LENGTH
-        parts, _ = passes_of(batch, how, tokens, Alone(), packs=packs, evenly=False)
+        parts, _ = passes_of(batch, how, tokens, Alone(), Rows(max_texts=micro_batch * w.row_texts) if packs else None)
         torch.manual_seed(1)
         model.zero_grad()
         value = undivided(model, loss, batch, parts, packs)

@@ -13,7 +13,7 @@ from vramfit.estimator.predict import estimate
 from vramfit.models.configuration import PACKED_ENCODERS, class_for_task, supported_attention
 from vramfit.runtime.stepper import Stepper
 from vramfit.step.plain import Batch
-from vramfit.step.splitting import split
+from vramfit.step.splitting import Rows, split
 from vramfit.tasks.parts.losses import head_loss, model_inputs
 from vramfit.techniques import packing
 
@@ -185,7 +185,7 @@ def test_a_stepper_packs_by_real_tokens_and_keeps_the_gradient(task: str, micro_
 
 def test_packed_micro_batches_are_fewer_than_padded_ones() -> None:
     batch = make_batch("sequence-classification")
-    padded, packed = (split(batch, 48, packs=packs) for packs in (False, True))
+    padded, packed = (split(batch, 48, rows=rows) for rows in (None, Rows()))
     assert len(packed) < len(padded)
     assert sorted(int(n) for b in packed for n in b["labels"]) == sorted(batch["labels"].tolist())
     assert all(int(b["attention_mask"].sum()) <= 48 for b in packed)
