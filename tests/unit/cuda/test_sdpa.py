@@ -78,7 +78,8 @@ def test_a_bias_that_learns_is_not_for_cudnn() -> None:
 )
 def test_heads_that_share_keys_have_no_efficient_kernel(gpu: CudaProfile, dtype: torch.dtype, kernel: str) -> None:
     q, shared = tensor(dtype, learns=True), tensor(dtype, learns=True)[:, :2]
-    assert choose_kernel(gpu, q, shared, shared) == kernel
+    assert choose_kernel(gpu, q, shared, shared, enable_gqa=True) == kernel
+    assert choose_kernel(gpu, q, shared, shared) == "math"
     out = attention(gpu, q, shared, shared, is_causal=True, enable_gqa=True)
     out.sum().backward()
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
