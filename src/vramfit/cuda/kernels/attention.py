@@ -9,7 +9,7 @@ from vramfit.cuda.kernels.script import CudaProfile, KernelCall, Script, TensorS
 
 Kernel = Literal["cudnn", "flash", "efficient", "math"]
 HALF = (torch.float16, torch.bfloat16)
-MAX_CUDNN_HEAD = 128
+MAX_CUDNN_HEAD, MAX_HOPPER_HEAD = 128, 256
 WIDE_CUDNN_HEADS = (192, 128)
 """Sizes of a query's and a value's head that cuDNN takes beside: those of latent attention (DeepSeek)."""
 MAX_FLASH_HEAD = 256
@@ -37,7 +37,7 @@ def choose_kernel(
         return "math"
     if any(t.stride(-1) != 1 for t in (query, key, value, bias) if t is not None):
         return "math"  # check_last_dim_stride_equals_1_dense: T5's position biases have the heads last
-    if half and profile.prefers_cudnn_attention and _suits_cudnn(size, value_size) and not _learns(bias):
+    if half and profile.prefers_cudnn_attention and _suits_cudnn(profile, size, value_size) and not _learns(bias):
         return "cudnn"
     if half and profile.has_flash_attention and bias is None and size <= MAX_FLASH_HEAD and size == value_size:
         return "flash"
@@ -66,9 +66,11 @@ def writes_scores_unmasked(profile: CudaProfile, config: Any, dtype: torch.dtype
     return unmasked == "math" and choose_kernel(profile, query, query, query, bias) != "math"
 
 
-def _suits_cudnn(size: int, value_size: int) -> bool:
-    """check_cudnn_tensor_shapes."""
-    fits = max(size, value_size) <= MAX_CUDNN_HEAD or (size, value_size) == WIDE_CUDNN_HEADS
+def _suits_cudnn(profile: CudaProfile, size: int, value_size: int) -> bool:
+    """check_cudnn_tensor_shapes; wide heads on Hopper since torch 2.9 (pull request 161210)."""
+    is_wide = profile.compute_capability == (9, 0) and profile.torch_version >= (2, 9)
+    most = MAX_HOPPER_HEAD if is_wide else MAX_CUDNN_HEAD
+    fits = max(size, value_size) <= most or (size, value_size) == WIDE_CUDNN_HEADS
     return fits and size % 8 == 0 and value_size % 8 == 0
 
 
