@@ -53,7 +53,10 @@ LOWER = frozenset(
         "scaled_dot_product_attention",
     ]
 )
-"""Operators that run in the lower precision. einsum is not in torch's list, but everything it calls is."""
+"""Operators that run in the lower precision."""
+
+LISTED = frozenset(["einsum", "chain_matmul", "multi_dot"])
+"""Operators that take their tensors as a list, which is cast from its first on."""
 
 UPPER = frozenset(
     [
@@ -153,6 +156,8 @@ class Autocast:
         """Arguments as autocast would hand them to this operator."""
         if not self.enabled:
             return args, kwargs
+        if name in LISTED:
+            return tuple(map(self.lower, args)), kwargs
         if name in LOWER:
             return _cast_all(self.lower, args, kwargs)
         if name in UPPER:
@@ -191,6 +196,7 @@ class Dialect(TorchFunctionMode):
         self.autocast = autocast
         self._handlers: dict[Any, Handler] = {
             F.dropout: _dropout,
+            F.linear: _linear,
             F.scaled_dot_product_attention: self._attention,
             F.cross_entropy: self._cross_entropy,
             torch.Tensor.backward: self._backward,
@@ -295,6 +301,13 @@ def _fourier(function: Handler, input: torch.Tensor, *args: Any, **kwargs: Any) 
         )
     transformed: torch.Tensor = function(input, *args, **kwargs)
     return transformed
+
+
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Linear.cpp (2.11): where rows do not lie in order the bias is added in place, but for the presence of a mode."""
+    if bias is None or input.dim() < 3 or input.is_contiguous():
+        return F.linear(input, weight, bias)
+    return torch.matmul(input, weight.t()).add_(bias)
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

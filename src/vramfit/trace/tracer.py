@@ -4,7 +4,7 @@ Operators do not run: after the first call of a kind, outputs of the same shape 
 CUDA does otherwise than meta below autograd is decided here or in a kernel's description.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vramfit.cuda.kernels.elementwise import CHECKS
 from vramfit.errors import TraceError
 from vramfit.records.stream import Origin, Phase
 from vramfit.trace.calls import OWN_RESULTS, Calls, FusedKernel, Output, Remembered, numbers_in, written_by
@@ -148,7 +149,9 @@ class Tracer(TorchDispatchMode):
         return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, writes, asks = _described(func)
+        name, writes, asks, check = _described(func)
+        if check is not None:
+            check(*args)
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self._answer(args[0])
         self._guard(name, args, kwargs)
@@ -288,7 +291,7 @@ class Tracer(TorchDispatchMode):
         if not self._ledger.lives(args[0]):
             return False
         if name in SCATTERS:
-            return True
+            return "index_put" not in name or args[3:] == (True,)  # what was written over had no gradient: a copy
         return name == "add" and isinstance(args[1], torch.Tensor) and self._accumulation.is_in_place(args[0], args[1])
 
     def _follow(self, name: str, known: Remembered, result: Any) -> None:
@@ -364,10 +367,11 @@ class Tracer(TorchDispatchMode):
 
 
 @cache
-def _described(func: Any) -> tuple[str, bool, bool]:
-    """The name of an operator without its namespace, and whether it writes into its arguments, or looks at values."""
+def _described(func: Any) -> tuple[str, bool, bool, Callable[..., None] | None]:
+    """An operator's name without namespace, whether it writes into arguments, or looks at values; what CUDA checks."""
     name = func._schema.name.partition("::")[2]
-    return name, func._schema.is_mutable and not name.startswith(("set_", "resize_")), depends_on_values(func)
+    writes = func._schema.is_mutable and not name.startswith(("set_", "resize_"))
+    return name, writes, depends_on_values(func), CHECKS.get(name)
 
 
 def _leaves_device(tensor: torch.Tensor, kwargs: dict[str, Any]) -> bool:

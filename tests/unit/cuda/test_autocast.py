@@ -140,3 +140,6 @@ def test_arguments_are_cast_right_to_left_as_cpp_evaluates_them() -> None:
     args, _ = autocast.cast("linear", (weight(4, 8), weight(16, 8), weight(16)), {})
     assert order == [(16,), (16, 8), (4, 8)]
     assert [tuple(a.shape) for a in args] == [(4, 8), (16, 8), (16,)]
+    order.clear()
+    autocast.cast("einsum", (weight(4, 8), weight(16, 8)), {})
+    assert order == [(4, 8), (16, 8)]  # a list of tensors, from its first on

@@ -157,3 +157,20 @@ def test_what_is_written_where_a_tensor_says_must_have_its_type() -> None:
         x[where] = 1.0
         with pytest.raises(WorkloadError, match=r"writes torch.float32 into torch.float16"):
             x[where] = meta(2, 8)
+
+
+def test_a_bias_is_added_in_place_where_rows_do_not_lie_in_order() -> None:
+    """Longformer's layers turn sequence and batch around before they multiply."""
+    x, w, b = meta(4, 2, 8).transpose(0, 1), meta(16, 8, learns=True), meta(16, learns=True)
+    with watched() as seen:
+        assert F.linear(x, w, b).shape == (2, 4, 16)
+        assert {"add_", "add"} & set(seen.operators) == {"add_"}
+        F.linear(x.contiguous(), w, b)
+    assert "addmm" in seen.operators
+
+
+def test_keys_that_are_broadcast_over_all_heads_are_not_repeated() -> None:
+    q, key = meta(2, 4, 16, 64, dtype=BF16), meta(2, 1, 16, 64, dtype=BF16)
+    with watched() as seen:
+        F.scaled_dot_product_attention(q, key, key)
+    assert {"_safe_softmax", "repeat_interleave"} & set(seen.operators) == {"_safe_softmax"}

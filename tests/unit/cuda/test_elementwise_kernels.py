@@ -72,3 +72,11 @@ def test_layer_norm_of_contiguous_tensors_asks_for_its_outputs_alone() -> None:
     x, weight = spec(8, 128, 768), spec(768)
     steps = script_of("native_layer_norm", x, (768,), weight, weight, 1e-5, outputs=(x, spec(8, 128, 1), None))
     assert steps == [("out", 0, 0), ("out", 1, 0)]
+
+
+def test_a_depthwise_convolution_takes_the_gradient_of_its_weights_first() -> None:
+    """Seen in Nystroemformer: the copy of the input goes before the gradient of the input is made."""
+    x, weight = spec(2, 4, 8, 16, stride=(512, 16, 64, 1)), spec(4, 1, 3, 1)
+    steps = script_of("convolution_backward", x, x, weight, outputs=(spec(2, 4, 8, 16), weight, None))
+    copies = [("temp", 0, x.nbytes), ("temp", 1, x.nbytes)]
+    assert steps == [*copies, ("out", 1, 0), ("free", 1, 0), ("out", 0, 0), ("free", 0, 0)]

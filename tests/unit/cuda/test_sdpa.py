@@ -45,7 +45,9 @@ def test_each_gpu_takes_its_own_kernel(gpu: CudaProfile, dtype: torch.dtype, mas
 @pytest.mark.parametrize(
     ("gpu", "dtype", "size", "kernel"),
     [
-        (H200, FP16, 136, "flash"),
+        (H200, FP16, 136, "cudnn"),
+        (H200, BF16, 264, "efficient"),
+        (profile("b200"), FP16, 136, "flash"),
         (H200, FP16, 60, "flash"),
         (A100, FP16, 264, "efficient"),
         (A100, FP32, 62, "math"),
@@ -78,7 +80,8 @@ def test_a_bias_that_learns_is_not_for_cudnn() -> None:
 )
 def test_heads_that_share_keys_have_no_efficient_kernel(gpu: CudaProfile, dtype: torch.dtype, kernel: str) -> None:
     q, shared = tensor(dtype, learns=True), tensor(dtype, learns=True)[:, :2]
-    assert choose_kernel(gpu, q, shared, shared) == kernel
+    assert choose_kernel(gpu, q, shared, shared, enable_gqa=True) == kernel
+    assert choose_kernel(gpu, q, shared, shared) == "math"
     out = attention(gpu, q, shared, shared, is_causal=True, enable_gqa=True)
     out.sum().backward()
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
@@ -86,7 +89,7 @@ def test_heads_that_share_keys_have_no_efficient_kernel(gpu: CudaProfile, dtype:
 
 def test_latent_attention_has_wider_queries_than_values() -> None:
     assert choose_kernel(H200, tensor(BF16, 192), tensor(BF16, 192), tensor(BF16, 128)) == "cudnn"
-    assert choose_kernel(H200, tensor(BF16, 96), tensor(BF16, 96), tensor(BF16, 136)) == "efficient"
+    assert choose_kernel(H200, tensor(BF16, 96), tensor(BF16, 96), tensor(BF16, 264)) == "efficient"
 
 
 def test_blackwell_goes_with_hopper() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from tests.unit.trace.recording import Asked, asked, meta, record
 
-from vramfit.errors import TraceError
+from vramfit.errors import TraceError, WorkloadError
 from vramfit.units import MIB
 
 KIB = 1024
@@ -156,6 +156,32 @@ def test_the_gradient_of_a_gather_is_scattered_into_its_zeros() -> None:
     found = operators(backward(lambda x: torch.gather(x * 1.0, 0, index).sum()))
     assert "new_zeros" in found or "zeros" in found
     assert "scatter_add" not in found
+
+
+def test_what_was_written_over_takes_its_gradient_out_of_a_copy() -> None:
+    index, values = torch.empty(64, dtype=torch.long, device="meta"), torch.empty(64, device="meta")
+    assert "index_put" in operators(backward(lambda x: (x * 1.0).index_put((index,), values).sum()))
+    assert "index_put" not in operators(backward(lambda x: (x * 1.0)[index].sum()))
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float16, -1e9), (torch.bfloat16, torch.finfo(torch.float32).min)])
+def test_what_a_type_cannot_hold_is_refused(dtype: torch.dtype, value: float) -> None:
+    x = torch.empty(4, dtype=dtype, device="meta")
+    fills: list[Any] = [lambda v: x.masked_fill(x > 0, v), lambda v: x.masked_fill_(x > 0, v), lambda v: x.fill_(v)]
+    for fill in fills:
+        record(lambda _, fill=fill: fill(-float("inf")))
+        with pytest.raises(WorkloadError, match="does not run in this precision"):
+            record(lambda _, fill=fill: fill(value))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_halves_are_transformed_in_powers_of_two_alone() -> None:
+    x = torch.empty(2, 192, 768, device="meta")
+    record(lambda _: torch.fft.fftn(x, dim=(1, 2)))
+    record(lambda _: torch.fft.fftn(x[:, :64, :256].half(), dim=(1, 2)))
+    for transform in (lambda: torch.fft.fftn(x.half(), dim=(1, 2)), lambda: torch.fft.irfft(x.half(), n=96)):
+        with pytest.raises(WorkloadError, match=r"powers of two, and here they are"):
+            record(lambda _, transform=transform: transform())
 
 
 def test_a_second_backward_adds_to_the_gradient_that_is_there() -> None:

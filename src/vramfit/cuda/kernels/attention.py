@@ -9,7 +9,7 @@ from vramfit.cuda.kernels.script import CudaProfile, KernelCall, Script, TensorS
 
 Kernel = Literal["cudnn", "flash", "efficient", "math"]
 HALF = (torch.float16, torch.bfloat16)
-MAX_CUDNN_HEAD = 128
+MAX_CUDNN_HEAD, MAX_HOPPER_HEAD = 128, 256
 WIDE_CUDNN_HEADS = (192, 128)
 """Sizes of a query's and a value's head that cuDNN takes beside: those of latent attention (DeepSeek)."""
 MAX_FLASH_HEAD = 256
@@ -19,24 +19,32 @@ CUDNN_FORWARD_WORKSPACE_BYTES = 256
 
 
 def choose_kernel(
-    profile: CudaProfile, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None
+    profile: CudaProfile,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    enable_gqa: bool = False,
 ) -> Kernel:
     """The first eligible kernel in torch's order of preference (sdp_utils.cpp, 2.11)."""
     half = query.dtype in HALF
     size, value_size = query.shape[-1], value.shape[-1]
+    is_grouped = query.shape[1] != key.shape[1]
+    if is_grouped and not enable_gqa:
+        return "math"  # check_batch_size_and_num_heads_dense: Falcon's one key is broadcast over all heads
     if query.dtype == torch.bfloat16 and not profile.has_bf16:
         return "math"
     if any(t.stride(-1) != 1 for t in (query, key, value, bias) if t is not None):
         return "math"  # check_last_dim_stride_equals_1_dense: T5's position biases have the heads last
-    if half and profile.prefers_cudnn_attention and _suits_cudnn(size, value_size) and not _learns(bias):
+    if half and profile.prefers_cudnn_attention and _suits_cudnn(profile, size, value_size) and not _learns(bias):
         return "cudnn"
     if half and profile.has_flash_attention and bias is None and size <= MAX_FLASH_HEAD and size == value_size:
         return "flash"
     alignment = 8 if half else 4  # minimum_gemm_alignment: 16 bytes for tensor cores
     known_type = half or query.dtype == torch.float32
-    is_grouped = query.shape[1] != key.shape[1]  # of the three kernels, this one has no heads that share keys
     is_aligned = size % alignment == 0 and value_size % alignment == 0
-    if profile.has_efficient_attention and known_type and is_aligned and not is_grouped:
+    if profile.has_efficient_attention and known_type and is_aligned and not is_grouped:  # no heads that share keys
         return "efficient"
     return "math"
 
@@ -54,13 +62,15 @@ def writes_scores_unmasked(profile: CudaProfile, config: Any, dtype: torch.dtype
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     query, key = (torch.empty(1, n, 1, size, dtype=dtype, device="meta") for n in (heads, groups))
     bias = torch.empty(1, 1, 1, 1, dtype=dtype, device="meta")
-    unmasked = choose_kernel(profile, query, key, key)
+    unmasked = choose_kernel(profile, query, key, key, enable_gqa=True)
     return unmasked == "math" and choose_kernel(profile, query, query, query, bias) != "math"
 
 
-def _suits_cudnn(size: int, value_size: int) -> bool:
-    """check_cudnn_tensor_shapes."""
-    fits = max(size, value_size) <= MAX_CUDNN_HEAD or (size, value_size) == WIDE_CUDNN_HEADS
+def _suits_cudnn(profile: CudaProfile, size: int, value_size: int) -> bool:
+    """check_cudnn_tensor_shapes; wide heads on Hopper since torch 2.9 (pull request 161210)."""
+    is_wide = profile.compute_capability == (9, 0) and profile.torch_version >= (2, 9)
+    most = MAX_HOPPER_HEAD if is_wide else MAX_CUDNN_HEAD
+    fits = max(size, value_size) <= most or (size, value_size) == WIDE_CUDNN_HEADS
     return fits and size % 8 == 0 and value_size % 8 == 0
 
 
@@ -83,7 +93,7 @@ def attention(
     """`scaled_dot_product_attention` as CUDA dispatches it, on meta tensors."""
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     bias = _as_bias(attn_mask, query)
-    kernel = choose_kernel(profile, query, key, value, bias)
+    kernel = choose_kernel(profile, query, key, value, bias, enable_gqa=enable_gqa)
     if kernel == "cudnn":
         if bias is not None:
             bias = bias.expand(query.shape[0], bias.shape[1], query.shape[2], key.shape[2])
@@ -101,7 +111,7 @@ def attention(
     if is_causal:
         square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
         bias = _as_bias(square.tril(), query)
-    return _math(query, key, value, bias, dropout_p, scale)
+    return _math(query, key, value, bias, dropout_p, scale, enable_gqa)
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
@@ -126,12 +136,13 @@ def _math(
     bias: torch.Tensor | None,
     dropout_p: float,
     scale: float | None,
+    enable_gqa: bool,
 ) -> torch.Tensor:
     """_scaled_dot_product_attention_math: half inputs are computed in fp32."""
     original = query.dtype
     if original in HALF:
         query, key, value = query.float(), key.float(), value.float()
-    if query.shape[-3] != key.shape[-3]:  # pre_process_group_query_attention_input
+    if enable_gqa and query.shape[-3] != key.shape[-3]:  # pre_process_group_query_attention_input
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     factor = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5

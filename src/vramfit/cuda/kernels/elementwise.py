@@ -1,4 +1,4 @@
-"""Kernels whose hidden part is one temporary, or only an order of outputs; and convolutions.
+"""Kernels whose hidden part is one temporary, or only an order of outputs; convolutions; what a GPU refuses.
 
 A convolution makes a contiguous copy of its input and takes a workspace. cuDNN chooses its kernel by rules of its own,
 and with it the workspace: nothing, copies of what it reads and writes in another layout, or partial sums of the
@@ -7,10 +7,14 @@ H200 (torch 2.11, cuDNN 9; one dimension, fp32, tf32, bf16 and fp16).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
+
+import torch
 
 from vramfit.cuda.kernels.script import CudaProfile, KernelCall, Script, TensorSpec, ceil_div, kernel
+from vramfit.errors import WorkloadError
 
 BLOCK_SIZE = 128
 BYTES_PER_BLOCK = 16 * BLOCK_SIZE
@@ -164,10 +168,21 @@ def convolution(call: KernelCall, script: Script) -> None:
 def convolution_backward(call: KernelCall, script: Script) -> None:
     """Convolution.cpp (2.11): the gradients of input, weights and bias, each of the first two with its workspace."""
     grad, x, weight = call.args[0], call.args[1], call.args[2]
+    wanted = [i for i, output in enumerate(call.outputs) if output is not None]
+    if _is_depthwise(x, weight):  # DepthwiseConv2d.cu, conv_depthwise2d_backward_cuda_out
+        copy = None if grad.is_contiguous else script.temp(grad.nbytes)
+        rows = None if 1 not in wanted or x.is_contiguous else script.temp(x.nbytes)
+        for index in sorted(wanted, key=(1, 0, 2).index):
+            script.out(index)
+            if index == 1 and rows is not None:
+                script.free(rows)
+        if copy is not None:
+            script.free(copy)
+        return
     copies = [script.temp(t.nbytes) for t in (grad, x) if not t.is_contiguous]
     of_input = INPUT_COPIES[_width(x)] or (0 if _is_pointwise(weight) else 1)
     for index, num_copies in enumerate((of_input, _sum_copies(x, weight), None)):
-        if index >= len(call.outputs) or call.outputs[index] is None:
+        if index not in wanted:
             continue
         script.out(index)
         if index == 0 and _is_product(x, weight):
@@ -180,9 +195,13 @@ def convolution_backward(call: KernelCall, script: Script) -> None:
 
 def _workspace_bytes(x: TensorSpec, weight: TensorSpec, output: TensorSpec, num_copies: int) -> int:
     """Depthwise kernels, with one input channel a group, are PyTorch's own and take none."""
-    if weight.shape[1] == 1 and x.shape[1] > 1:
+    if _is_depthwise(x, weight):
         return 0
     return x.nbytes + output.nbytes + num_copies * weight.nbytes + PADDING_BYTES[_width(x)]
+
+
+def _is_depthwise(x: TensorSpec, weight: TensorSpec) -> bool:
+    return weight.shape[1] == 1 and x.shape[1] > 1
 
 
 def _sum_copies(x: TensorSpec, weight: TensorSpec) -> int:
@@ -206,3 +225,32 @@ def _is_product(x: TensorSpec, weight: TensorSpec) -> bool:
 
 def _is_pointwise(weight: TensorSpec) -> bool:
     return prod(weight.shape[2:]) == 1
+
+
+def _check_fill(x: torch.Tensor, *arguments: Any) -> None:
+    """Scalar.h (2.11), `to`: a finite number that the type cannot hold."""
+    value = arguments[-1]
+    if x.is_floating_point() and isinstance(value, int | float) and math.isfinite(value):
+        most = torch.finfo(x.dtype).max
+        if abs(value) > most:
+            _refuse(f"the model's own code fills {x.dtype} with {value:.3g}, and it holds {most:.3g} at most")
+
+
+def _check_fourier(x: torch.Tensor, dims: list[int], _: int, last: int) -> None:
+    """CuFFTPlanCache.h (2.11), CuFFTConfig: of a transform to real numbers, `last` says how many its last row has."""
+    sizes = [x.shape[dim] for dim in dims]
+    if not isinstance(last, bool):
+        sizes[-1] = last
+    if x.dtype in (torch.float16, torch.complex32) and any(size & (size - 1) for size in sizes):
+        _refuse(f"cuFFT transforms fp16 only in sizes that are powers of two, and here they are {sizes}")
+
+
+def _refuse(why: str) -> None:
+    raise WorkloadError([f"{why}: the model does not run in this precision"], hint="take precision fp32")
+
+
+CHECKS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("fill", "fill_", "masked_fill", "masked_fill_"), _check_fill),
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _check_fourier),
+}
+"""Operators of which a GPU refuses what the meta device lets pass."""
