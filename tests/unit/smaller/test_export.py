@@ -14,6 +14,10 @@ from transformers import AutoModelForSequenceClassification
 
 import vramfit
 from vramfit.errors import CheckpointError, MissingExtra, VramfitError, WorkloadError
+from vramfit.records.codec import from_json, to_json
+from vramfit.records.measurement import ModelTable
+from vramfit.report.html import Drawn
+from vramfit.report.models import cells_of, models_sections
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.onnx_model import exported_file, open_session
 from vramfit.runtime.trained import open_model
@@ -145,3 +149,18 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(CheckpointError, match=r"model\.onnx cannot be run"):
         open_session(tmp_path / "model.onnx")
+
+
+def test_compared_beside_others_it_has_the_parameters_of_its_model_and_no_memory(classifier: Path) -> None:
+    models = [str(classifier / "model"), str(classifier / "exported")]
+    found = vramfit.compare(models, str(classifier / "data.csv"), device="cpu", batch=4)
+    whole, exported = found.rows
+    assert exported.num_parameters == whole.num_parameters > 0
+    file = classifier / "exported" / "onnx" / "model_qint8_dynamic.onnx"
+    assert exported.disk_bytes == file.stat().st_size
+    assert (exported.training_bytes, exported.serving_bytes) == (None, None)
+    assert [list(cells_of(found))[1][place] for place in (3, 4)] == ["–", "–"]
+    said = f"exported (ONNX), which only a CPU runs: no GPU memory is predicted of {models[1]}"
+    assert said in found.notes
+    assert "What a smaller model costs" in "".join(models_sections(found, Drawn()))
+    assert from_json(ModelTable, to_json(found)) == found
