@@ -13,13 +13,13 @@ from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import num_layer_applications
 from vramfit.models.build import build_meta
+from vramfit.models.hub import exported_file
 from vramfit.models.resolve import resolve
 from vramfit.records.measurement import ModelRow, ModelTable
 from vramfit.runtime.data.samples import Samples, make_metrics
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference
-from vramfit.runtime.onnx_model import exported_file
 from vramfit.runtime.trained import TrainedModel, open_model
 from vramfit.runtime.training.outcome import environment_of
 from vramfit.smaller.folder import weights_bytes

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vramfit.errors import NoPlanFits, WorkloadError
+from vramfit.models.hub import exported_file
 from vramfit.records.plan import Plan
-from vramfit.runtime.onnx_model import exported_file
 from vramfit.runtime.trained import TrainedModel
 from vramfit.runtime.training import events
 from vramfit.runtime.training.answers import FOLDER, MANIFEST, num_answer_bytes
