@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 64
 """Batches times lengths of one table."""
+PREDICTED = {"max_grad_norm": "not clipped", "mask": "padded or ones, whichever takes more memory"}
+"""What help says of a prediction's settings where nothing is given."""
 PANELS = {"job": "The job", "how": "How it is done", "machine": "The machine"}
 LISTS = ("batch", "seq")
 """Settings of which several values give a table."""
@@ -143,7 +145,7 @@ class SettingOptions:
     """Whether several batches or lengths give a table."""
     panels: Mapping[str, str] = field(default_factory=lambda: PANELS)
     """Group of settings → heading in the help."""
-    defaults: Mapping[str, str] = field(default_factory=lambda: {"max_grad_norm": "not clipped"})
+    defaults: Mapping[str, str] = field(default_factory=lambda: PREDICTED)
     """What help says where the verb's default is not the setting's."""
     positional: str = "model"
     required: Sequence[str] = ()

@@ -43,6 +43,18 @@ def test_the_short_help_of_train_has_what_a_first_run_needs(
     assert "--label-smoothing" in shown(monkeypatch, capsys, "train", "--help-all")
 
 
+@pytest.mark.parametrize(
+    ("verb", "default"),
+    [(verb, "padded or ones, whichever takes more memory") for verb in ("estimate", "plan", "max-batch")]
+    + [("measure", "padded")],
+)
+def test_help_says_which_mask_is_taken(
+    verb: str, default: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = " ".join(shown(monkeypatch, capsys, verb, "--help-all").replace("│", " ").split())
+    assert f"One of none, ones, padded. Default: {default}." in words
+
+
 def test_every_setting_is_in_one_of_the_two() -> None:
     taken = SettingOptions()
     names = {s.keyword for s in taken.taken}
