@@ -139,6 +139,8 @@ class SettingOptions:
     """Settings that the verb does not take."""
     plans: bool = False
     """Whether what is not given is chosen: switches can then be refused too (`--no-compile`)."""
+    infers: bool = False
+    """Whether the verb takes only values that inference has."""
     lists: Sequence[str] = LISTS
     """Settings that are read as text; more than one value is for `tables`."""
     tables: bool = False
@@ -211,7 +213,8 @@ class SettingOptions:
         if setting.keyword in self.lists and self.tables:
             said.append("Several (1,4,8) give a table.")
         if isinstance(setting.value, Choice):
-            said.append(f"One of {', '.join(setting.value.shown_names)}.")
+            names = [n for n in setting.value.shown_names if not self.infers or setting.inferred(n, packs=True) == n]
+            said.append(f"One of {', '.join(names)}." if len(names) > 1 else f"Takes {names[0]}.")
         if default is None and setting.default not in (None, True, False, ()):
             default = "planned" if self.plans and setting.is_planned else str(setting.default)
         return " ".join([*said, *([f"Default: {default}."] if default else [])])
