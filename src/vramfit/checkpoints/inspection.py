@@ -5,14 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramfit.checkpoints.checks import (
-    check_config,
-    check_dtypes,
-    check_fit,
-    check_names,
-    check_shapes,
-    summarize,
-)
+from vramfit.checkpoints.checks import check_config, check_dtypes, check_fit, check_names, check_shapes, summarize
 from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
 from vramfit.checkpoints.key_checks import (
     check_family,

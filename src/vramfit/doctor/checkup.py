@@ -21,11 +21,7 @@ from vramfit.units import format_bytes
 
 
 def check_model(
-    model: str | Path,
-    *,
-    task: str = DEFAULT,
-    scan: bool = False,
-    num_labels: int | None = None,
+    model: str | Path, *, task: str = DEFAULT, scan: bool = False, num_labels: int | None = None
 ) -> list[Finding]:
     """All findings about a model, most severe first; loads no weights.
 

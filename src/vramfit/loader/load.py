@@ -101,12 +101,7 @@ def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadReques
 
 
 def load(
-    model: Any,
-    task: str = DEFAULT,
-    *,
-    plan: Any = None,
-    progress: Progress | None = None,
-    **keywords: Any,
+    model: Any, task: str = DEFAULT, *, plan: Any = None, progress: Progress | None = None, **keywords: Any
 ) -> "tuple[torch.nn.Module, LoadReport]":
     """Load a checkpoint inside a budget, or say precisely why not.
 

@@ -169,9 +169,7 @@ def _from_name(name: str, task: str, trust: bool, revision: str | None) -> Found
         return FoundModel(name=entry.name, origin="catalogue", config=config, task=task)
     if file is not None:
         raise CheckpointError(
-            f"{name} has no config.json",
-            file=str(file),
-            hint="name the folder that `save_pretrained` wrote",
+            f"{name} has no config.json", file=str(file), hint="name the folder that `save_pretrained` wrote"
         )
     hub_id = entry.hub_id if entry is not None else name
     if not looks_like_hub_id(hub_id):

@@ -20,13 +20,7 @@ from vramfit.runtime.training.checkpoints import CHECKPOINTS, PLAN, Checkpoint, 
 from vramfit.runtime.training.events import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
-from vramfit.runtime.training.preparation import (
-    Run,
-    adapted_plan,
-    chosen_workload,
-    make_plan,
-    saved_plan,
-)
+from vramfit.runtime.training.preparation import Run, adapted_plan, chosen_workload, make_plan, saved_plan
 from vramfit.runtime.training.reading import Data, read_data
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import source_fingerprint
