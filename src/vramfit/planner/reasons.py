@@ -240,8 +240,8 @@ def _why_not_larger(found: Found) -> str:
         needs = safe_bytes(job, recipe, larger)
     if needs <= limit_bytes:
         return f"{same}; passes of {larger} fit too, and are no faster"
-    room, budget = format_bytes(job.budget_bytes - limit_bytes), format_bytes(job.budget_bytes)
-    why = f"; with the headroom of {room} that is more than {budget}" if needs <= job.budget_bytes else ""
+    room = f", which leaves less than the headroom of {format_bytes(job.budget_bytes - limit_bytes)}"
+    why = room if needs <= job.budget_bytes else ""
     return f"{same}; passes of {larger} would need {format_bytes(needs)}{why}"
 
 
