@@ -7,6 +7,8 @@ import pytest
 
 from tests.integration.command import vramfit
 from tests.integration.test_bad_input import assert_one_line
+from tests.unit.runtime.training.small_runs import write_classes, write_model, write_texts
+from tests.unit.serve.small_servers import write_head
 from tests.unit.smaller.tokenizers_made import write_corpus, write_multilingual
 
 
@@ -25,6 +27,35 @@ def test_trim_prints_sizes_before_and_after(folder: Path, tmp_path: Path) -> Non
     done = vramfit(*arguments, "-o", str(tmp_path / "again"), "--json")
     report = json.loads(done.out)
     assert report["after"]["vocabulary"] < report["before"]["vocabulary"]
+
+
+def test_prune_names_commands_that_can_be_run_on_its_data(tmp_path: Path) -> None:
+    write_head(tmp_path / "model", "sequence-classification")
+    write_classes(tmp_path / "labelled.csv", num_rows=12)
+    write_texts(tmp_path / "texts.txt")
+    write_model(tmp_path / "encoder")
+
+    def said(model: str, *data: str) -> list[str]:
+        files = [part for file in data for part in ("--data", str(tmp_path / file))]
+        asked = ("prune", str(tmp_path / model), *files, "--neurons", "16", "--text-column", "text")
+        done = vramfit(*asked, "-o", str(tmp_path / f"{model}{len(data)}"), COLUMNS="900")
+        assert done.code == 0, done.err
+        return done.out.splitlines()
+
+    texts, labelled = str(tmp_path / "texts.txt"), str(tmp_path / "labelled.csv")
+    *_, missing, train, distill = said("model", "texts.txt")
+    assert missing == f"{texts} has no labels to recover it with: give rows with labels as DATA."
+    assert "vramfit train DATA --task sequence-classification" in train
+    assert f"vramfit distill {tmp_path / 'model'} DATA --student" in distill
+    *_, shape, train, _ = said("model", "texts.txt", "labelled.csv")
+    assert "of their squares before recovery" in shape
+    assert f"vramfit train {labelled} " in train
+    assert train.endswith(f" --text-column text --output {tmp_path / 'model2-recovered'}")
+    *_, shape, alone = said("encoder", "texts.txt")
+    assert "of their squares before recovery" in shape
+    assert (
+        "It has no head to recover: fine-tune it for a task, on data for that: vramfit train DATA --task NAME" in alone
+    )
 
 
 @pytest.mark.parametrize(

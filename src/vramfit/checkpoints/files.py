@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vramfit.errors import CheckpointError
-from vramfit.models.hub import looks_like_hub_id, plain_file
+from vramfit.models.hub import exported_file, looks_like_hub_id, plain_file
 
 DOWNLOAD_AGAIN = "download the file again; compare its size and sha256 with the ones on its page"
 SAVE_AGAIN = "save the model again with save_pretrained"
@@ -273,6 +273,12 @@ def _describe(name: str) -> tuple[str, str] | None:
 def _nothing_to_read(folder: Path, names: list[str]) -> CheckpointError:
     order = {what: place for place, (_, what, _) in enumerate(_FOREIGN)}
     found = [(order[described[0]], name, *described) for name in names if (described := _describe(name)) is not None]
+    if not found and exported_file(str(folder)) is not None:
+        return bad_file(
+            folder,
+            "is an exported model (ONNX), whose weights cannot be read: it runs on the CPU as it is",
+            "give the folder that it was exported from; evaluate, predict, encode, compare and serve take this one",
+        )
     if not found:
         return CheckpointError(
             f"{folder} holds no weights: no model.safetensors and no pytorch_model.bin",

@@ -5,14 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramfit.checkpoints.checks import (
-    check_config,
-    check_dtypes,
-    check_fit,
-    check_names,
-    check_shapes,
-    summarize,
-)
+from vramfit.checkpoints.checks import check_config, check_dtypes, check_fit, check_names, check_shapes, summarize
 from vramfit.checkpoints.files import CheckpointFiles, find_checkpoint
 from vramfit.checkpoints.key_checks import (
     check_family,
@@ -21,7 +14,7 @@ from vramfit.checkpoints.key_checks import (
     fresh_names,
     refuse_absurd_depth,
 )
-from vramfit.checkpoints.matching import Matching, Subject, match
+from vramfit.checkpoints.matching import Matching, Subject, match, without_other_head
 from vramfit.checkpoints.reading import (
     HeadFiles,
     check_head,
@@ -132,6 +125,7 @@ def inspect_checkpoint(
         matching=matching,
         num_labels_asked=num_labels,
     )
+    subject = replace(subject, matching=(matching := without_other_head(subject)))
     findings = [*early, *(list(check_family(subject)) or [f for check in CHECKS for f in check(subject)])]
     findings += [*check_head(resolved, head), *check_fit(_num_parameters(meta), gpu_free_bytes)]
     if scan:

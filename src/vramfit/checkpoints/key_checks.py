@@ -233,7 +233,7 @@ def check_unexpected(subject: Subject) -> Iterator[Finding]:
         )
     for kind, (check, what) in _DROPPED.items():
         if groups[kind]:
-            why = f"{subject.class_name} has no place for it; nothing to do"
+            why = f"{subject.class_name} does not take it; nothing to do"
             yield Finding.info(check, f"{what} of the checkpoint is not used: {some(groups[kind])}", why)
     if others := groups[""]:
         yield Finding.warning(

@@ -6,13 +6,14 @@ result is the same. It does not know prefixes that wrappers leave (`module.` of 
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vramfit.checkpoints.files import CheckpointFiles
 from vramfit.checkpoints.safetensors_file import TensorEntry
 from vramfit.models import ResolvedModel, backbone, head_parameters
+from vramfit.tasks import all_tasks
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +101,25 @@ class Subject:
         """The classes that the configuration says the checkpoint was saved from."""
         named = self.config_data.get("architectures")
         return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+
+
+def without_other_head(subject: Subject) -> Matching:
+    """The matching; a head that another task's class has saved under the names of this one's is not this task's."""
+    endings = {task.auto_class.removeprefix("AutoModel") for task in all_tasks() if task.shares_head_names}
+    own = {ending for ending in endings if subject.class_name.endswith(ending)}
+    saved = {ending for ending in endings for name in subject.saved_architectures if name.endswith(ending)}
+    found, head = subject.matching, subject.head - subject.buffers
+    if not own or not saved or own & saved:
+        return found
+    theirs = {old: new for old, new in found.targets.items() if new in head}
+    theirs |= {each.entry.name: each.name for each in found.mismatched if each.name in head}
+    return replace(
+        found,
+        targets={old: new for old, new in found.targets.items() if old not in theirs},
+        mismatched=tuple(each for each in found.mismatched if each.entry.name not in theirs),
+        missing=(*found.missing, *theirs.values()),
+        unexpected=(*found.unexpected, *theirs),
+    )
 
 
 def match(entries: Sequence[TensorEntry], model: "nn.Module") -> Matching:

@@ -87,11 +87,7 @@ def _print_one(gpu: GPU) -> None:
         ("CUDA context", "context_bytes", _context(gpu)),
         ("architecture", "compute_capability", gpu.sm),
         ("multiprocessors", "num_multiprocessors", str(gpu.num_multiprocessors)),
-        (
-            "bandwidth",
-            "memory_bandwidth_bytes_per_s",
-            _scaled(gpu.memory_bandwidth_bytes_per_s, 1e9) + " GB/s",
-        ),
+        ("bandwidth", "memory_bandwidth_bytes_per_s", _scaled(gpu.memory_bandwidth_bytes_per_s, 1e9) + " GB/s"),
         *(
             (rate, f"peak_{rate}", _scaled(getattr(gpu, f"peak_{rate}"), 1e12) + " TFLOP/s")
             for rate in RATES

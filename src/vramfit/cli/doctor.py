@@ -183,7 +183,7 @@ class LoadOptions:
     seq: int | None = opt(None, "With --offload weights: leave memory for texts of N tokens.", "N", min=1)
 
 
-@verb("vramfit load ./my-model --precision bf16 --quantize int8 --check", without=having(at_load=False))
+@verb("vramfit load ./my-model --precision bf16 --quantize int8 --check", without=having(at_load=False), infers=True)
 def load(options: WorkloadOptions, own: LoadOptions, json: Json = False) -> None:
     """Inspect a checkpoint, load it tensor by tensor, and report what loading took; the model is not kept.
 

@@ -109,6 +109,7 @@ def max_batch(options: WorkloadOptions, json: Json = False) -> None:
 @verb(
     "vramfit measure bert-base-uncased --batch 16 --seq 512 --precision amp-bf16",
     without=(*having(is_measured=False), "torch_version", "trust_remote_code"),
+    defaults={"max_grad_norm": "not clipped"},
 )
 def measure(
     options: WorkloadOptions,

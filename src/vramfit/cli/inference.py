@@ -33,7 +33,7 @@ PRECISIONS = ", ".join(Precision.value.names)
 PrecisionName = Annotated[str, option(f"Number format. One of {PRECISIONS}.", "NAME")]
 Memory = Annotated[str | None, option("Memory that PyTorch may reserve, such as 2GiB.", "SIZE")]
 GPUName = Annotated[str | None, option("Choose a batch that fits this GPU of the catalogue.", "NAME")]
-DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input.", "DATA")
+DATA = argument("CSV, TSV, JSON lines or plain text; - reads standard input (CSV by header or --text-column).", "DATA")
 Seq = Annotated[int | None, option("Truncate sequences to N tokens.", "N", min=1)]
 
 NUM_OF_SEARCH = 3

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 64
 """Batches times lengths of one table."""
+PREDICTED = {"max_grad_norm": "not clipped", "mask": "padded or ones, whichever takes more memory"}
+"""What help says of a prediction's settings where nothing is given."""
 PANELS = {"job": "The job", "how": "How it is done", "machine": "The machine"}
 LISTS = ("batch", "seq")
 """Settings of which several values give a table."""
@@ -137,13 +139,15 @@ class SettingOptions:
     """Settings that the verb does not take."""
     plans: bool = False
     """Whether what is not given is chosen: switches can then be refused too (`--no-compile`)."""
+    infers: bool = False
+    """Whether the verb takes only values that inference has."""
     lists: Sequence[str] = LISTS
     """Settings that are read as text; more than one value is for `tables`."""
     tables: bool = False
     """Whether several batches or lengths give a table."""
     panels: Mapping[str, str] = field(default_factory=lambda: PANELS)
     """Group of settings → heading in the help."""
-    defaults: Mapping[str, str] = field(default_factory=lambda: {"max_grad_norm": "not clipped"})
+    defaults: Mapping[str, str] = field(default_factory=lambda: PREDICTED)
     """What help says where the verb's default is not the setting's."""
     positional: str = "model"
     required: Sequence[str] = ()
@@ -209,7 +213,8 @@ class SettingOptions:
         if setting.keyword in self.lists and self.tables:
             said.append("Several (1,4,8) give a table.")
         if isinstance(setting.value, Choice):
-            said.append(f"One of {', '.join(setting.value.shown_names)}.")
+            names = [n for n in setting.value.shown_names if not self.infers or setting.inferred(n, packs=True) == n]
+            said.append(f"One of {', '.join(names)}." if len(names) > 1 else f"Takes {names[0]}.")
         if default is None and setting.default not in (None, True, False, ()):
             default = "planned" if self.plans and setting.is_planned else str(setting.default)
         return " ".join([*said, *([f"Default: {default}."] if default else [])])

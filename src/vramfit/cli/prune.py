@@ -2,13 +2,16 @@
 
 import math
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vramfit.cli.options import Json, opt, verb
+from vramfit.cli.first_look import look_at_columns
+from vramfit.cli.options import Json, opt, parse_names, verb
 from vramfit.cli.terminal import print_json, say, working
 from vramfit.cli.trim import SourceOptions, show_sizes
-from vramfit.errors import WorkloadError
+from vramfit.errors import VramfitError, WorkloadError
+from vramfit.tasks import find_task
 from vramfit.units import counted, parse_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ class TargetOptions:
     )
     layers: int | None = opt(None, "Keep N layers.", "N", min=1)
     neurons: int | None = opt(None, "Keep N intermediate neurons in each layer.", "N", min=1)
-
     heads: int | None = opt(
         None, "Keep N attention heads in each layer (models with a head size of their own).", "N", min=1
     )
@@ -105,12 +107,34 @@ def _show(report: "PruneReport", options: SourceOptions) -> None:
             f"{latency.device}); {counted(latency.num_measured, 'model')} were measured.",
             stderr=False,
         )
-    data = shlex.quote((options.data or ["DATA"])[0])
-    recovered = shlex.quote(f"{report.output}-recovered")
-    train = f"vramfit train {data} --task {report.task}"
-    say(f"Recover it: {train} --model {shlex.quote(report.output)} --output {recovered}", stderr=False)
-    say(
-        f"or from the original's answers: vramfit distill {shlex.quote(report.model)} {data} "
-        f"--student {shlex.quote(report.output)} --output {recovered}",
-        stderr=False,
-    )
+    for line in _recovery(report, options):
+        say(line, stderr=False)
+
+
+def _recovery(report: "PruneReport", options: SourceOptions) -> Iterator[str]:
+    """The commands that train it again, on a file that can be learned from."""
+    pruned, output = shlex.quote(report.output), shlex.quote(f"{report.output}-recovered")
+    if not find_task(report.task).is_trained:
+        train = f"vramfit train DATA --task NAME --model {pruned} --output {output}"
+        yield f"It has no head to recover: fine-tune it for a task, on data for that: {train}"
+        return
+    found = next((file for file in options.data or () if _can_teach(file, report.task, options)), None)
+    data, rest = "DATA" if found is None else shlex.quote(found), f"--output {output}"
+    if found is None:
+        yield f"{', '.join(options.data or ())} has no labels to recover it with: give rows with labels as DATA."
+    elif options.text_column:
+        rest = f"--text-column {shlex.quote(options.text_column)} {rest}"
+    yield f"Recover it: vramfit train {data} --task {report.task} --model {pruned} {rest}"
+    original = f"{shlex.quote(report.model)} {data} --student {pruned} {rest}"
+    yield f"or from the original's answers: vramfit distill {original}"
+
+
+def _can_teach(file: str, task: str, options: SourceOptions) -> bool:
+    """Whether a file has the columns that training needs, labels too."""
+    from vramfit.runtime.data.source import DataSource
+
+    try:
+        look_at_columns(DataSource(path=file, task=task, text_columns=parse_names(options.text_column)))
+    except VramfitError:
+        return False
+    return True

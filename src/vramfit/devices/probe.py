@@ -65,11 +65,7 @@ def has_driver() -> bool:
 
 
 def probe(
-    *,
-    with_torch: bool = False,
-    nvml: Any = None,
-    torch: Any = None,
-    proc: Path = Path("/proc"),
+    *, with_torch: bool = False, nvml: Any = None, torch: Any = None, proc: Path = Path("/proc")
 ) -> tuple[PresentGPU, ...]:
     """The GPUs of this machine; none, and no exception, where there is no driver or no NVML.
 

@@ -13,6 +13,7 @@ from vramfit.devices.probe import PresentGPU, probe
 from vramfit.doctor.environment import MEANING, Environment, TorchBuild, gather
 from vramfit.errors import CheckpointError
 from vramfit.models import ResolvedModel, find_entry, resolve
+from vramfit.models.hub import exported_file
 from vramfit.models.resolve import parts_for
 from vramfit.records.finding import Finding
 from vramfit.tasks import DEFAULT
@@ -20,11 +21,7 @@ from vramfit.units import format_bytes
 
 
 def check_model(
-    model: str | Path,
-    *,
-    task: str = DEFAULT,
-    scan: bool = False,
-    num_labels: int | None = None,
+    model: str | Path, *, task: str = DEFAULT, scan: bool = False, num_labels: int | None = None
 ) -> list[Finding]:
     """All findings about a model, most severe first; loads no weights.
 
@@ -49,9 +46,17 @@ def check_model(
                 f"hf download {_hub_id(resolved)}, then run this again",
             )
             return [*inspect_config(resolved, gpu_free_bytes=free_bytes), no_weights]
-        found = (
-            resolved if folder == resolved.folder else replace(resolved, folder=folder, parts=parts_for(task, folder))
-        )
+        if (exported := exported_file(str(folder))) is not None:
+            note = Finding.info(
+                "weights.exported",
+                f"{model} is an exported model (ONNX): only the configuration was checked",
+                f"{exported.name} runs on the CPU as it is: evaluate, predict, encode, compare and serve take it",
+                "to train it, or to load it elsewhere, give the folder that it was exported from",
+            )
+            return [*inspect_config(resolved, gpu_free_bytes=free_bytes), note]
+        found = resolved
+        if folder != resolved.folder:
+            found = replace(resolved, folder=folder, parts=parts_for(task, folder))
         return list(inspect_checkpoint(found, scan=scan, gpu_free_bytes=free_bytes, num_labels=num_labels).findings)
     except CheckpointError as error:
         why = "nothing can be loaded from it"

@@ -15,11 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    is_traceable_wrapper_subclass_type,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from vramfit.allocator.caching import CachingAllocator, SimulatedOutOfMemory
 from vramfit.allocator.options import AllocatorOptions
@@ -283,13 +279,7 @@ class Kernels(TorchFunctionMode):
             gradient = torch.ones_like(loss) if gradient is None else gradient
             keep = create_graph if retain_graph is None else retain_graph
             _engine_run_backward(
-                (loss,),
-                (gradient,),
-                keep,
-                create_graph,
-                chosen,
-                allow_unreachable=True,
-                accumulate_grad=True,
+                (loss,), (gradient,), keep, create_graph, chosen, allow_unreachable=True, accumulate_grad=True
             )
 
     def _attention(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -169,11 +169,7 @@ class Contents:
             found[block.category, block.origin.operator, module].append(block.allocated_bytes)
         groups = [
             TensorGroup(
-                category=category,
-                operator=operator,
-                module=module,
-                num_blocks=len(sizes),
-                allocated_bytes=sum(sizes),
+                category=category, operator=operator, module=module, num_blocks=len(sizes), allocated_bytes=sum(sizes)
             )
             for (category, operator, module), sizes in found.items()
         ]

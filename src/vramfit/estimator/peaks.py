@@ -215,11 +215,7 @@ def predict_peaks(cold: Stream, options: AllocatorOptions, capacity_bytes: int |
     warm = warm_stream(cold)
     free = _bounds(cold, options, None)
     warm_free = replay(
-        warm.events,
-        marks_of(warm),
-        streams=warm.request_streams,
-        options=options,
-        placement=UsedProcessPlacement(),
+        warm.events, marks_of(warm), streams=warm.request_streams, options=options, placement=UsedProcessPlacement()
     )
     safe_bytes = _safe_bytes(cold, options, free, warm_free)
     shown = (*_shown(free, cold), cold, None, safe_bytes)

@@ -124,7 +124,7 @@ def estimate(model: Any, **keywords: Any) -> Estimate:
     Args:
         model: a catalogue name, a folder with config.json, a hub id, a configuration or an `nn.Module`.
         **keywords: fields of `Workload` (task, mode, batch, seq, precision, gpu, memory, …) and
-            `trust_remote_code`.
+            `trust_remote_code`. Without `mask`, padded batches or those without padding: whichever take more.
 
     Raises:
         WorkloadError: the keywords contradict each other, the model or the GPU; carries every problem.

@@ -128,11 +128,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def check_host(
-    model: torch.nn.Module,
-    workload: Workload,
-    inspection: Inspection | None,
-    device: torch.device,
-    num_resident: int,
+    model: torch.nn.Module, workload: Workload, inspection: Inspection | None, device: torch.device, num_resident: int
 ) -> None:
     """Refuse a load that the host has no memory for; nothing is known of hosts without `/proc/meminfo`.
 
@@ -160,11 +156,7 @@ def check_host(
 
 
 def own_bytes(
-    model: torch.nn.Module,
-    workload: Workload,
-    inspection: Inspection | None,
-    device: torch.device,
-    num_resident: int,
+    model: torch.nn.Module, workload: Workload, inspection: Inspection | None, device: torch.device, num_resident: int
 ) -> int:
     """The host memory that a load will take as the process's own: all but what stays mapped from the files.
 

@@ -131,11 +131,7 @@ def load_and_compare(request: LoadRequest, *, progress: Progress | None = None, 
     mask = batch["attention_mask"]
     _refuse(request, num_not_finite(outputs, mask), num_not_finite(reference, mask), len(outputs))
     comparison = compare_logits(
-        outputs,
-        reference,
-        mask,
-        inputs=inputs,
-        labels=find_task(request.workload.task).has_head,
+        outputs, reference, mask, inputs=inputs, labels=find_task(request.workload.task).has_head
     )
     return replace(report, comparison=comparison)
 

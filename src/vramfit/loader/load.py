@@ -90,8 +90,8 @@ def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadReques
             options["device"], keywords["memory"] = "cpu", None
         elif plan.workload.offloads_layers:  # the plan's memory is for activations too
             keywords["offload"], keywords["memory"] = "weights", plan.estimate.breakdown["weights"]
-    if isinstance(keywords.get("offload"), str) and keywords["offload"] == "activations":
-        raise WorkloadError(["offload activations is for training; a load offers offload weights"])
+    if isinstance(asked := keywords.get("offload"), str) and asked in ("optimizer", "activations"):
+        raise WorkloadError([f"offload {asked} is for training; a load offers offload weights"])
     name = model if isinstance(model, str) else str(model)[:200]
     workload = Workload.from_keywords(model=name, mode="infer", **keywords)
     seed = plain(options["seed"])
@@ -101,12 +101,7 @@ def make_request(model: Any, *, plan: Any = None, **keywords: Any) -> LoadReques
 
 
 def load(
-    model: Any,
-    task: str = DEFAULT,
-    *,
-    plan: Any = None,
-    progress: Progress | None = None,
-    **keywords: Any,
+    model: Any, task: str = DEFAULT, *, plan: Any = None, progress: Progress | None = None, **keywords: Any
 ) -> "tuple[torch.nn.Module, LoadReport]":
     """Load a checkpoint inside a budget, or say precisely why not.
 

@@ -10,6 +10,12 @@ from vramfit.errors import CheckpointError
 from vramfit.models.configuration import MAX_FILE_BYTES, class_for_task
 from vramfit.tasks import find_task
 
+FOLDER = "onnx"
+"""Where optimum and sentence-transformers look for exported files, inside a model's folder."""
+WHOLE = "model.onnx"
+QUANTIZED = "model_qint8_*.onnx"
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
 
 def has_own_code(data: Mapping[str, Any]) -> bool:
     """Whether a configuration names code of its own."""
@@ -83,6 +89,20 @@ def plain_file(folder: Path, name: str) -> Path | None:
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{where} cannot be read: {_cause(error)}", file=where) from None
     return path
+
+
+def exported_file(model: str) -> Path | None:
+    """The file that is run in place of weights: the quantized one where there is one; None where weights are there.
+
+    Raises:
+        CheckpointError: a link that leaves the folder.
+    """
+    folder = Path(model).expanduser()
+    inside = folder / FOLDER
+    if not inside.is_dir() or any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
+        return None
+    names = [*sorted(file.name for file in inside.glob(QUANTIZED)), WHOLE]
+    return next((file for name in names if (file := plain_file(inside, name)) is not None), None)
 
 
 def _stays(target: Path, folder: Path) -> bool:

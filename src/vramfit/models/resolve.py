@@ -30,7 +30,7 @@ from vramfit.models.hub import (
     remote_class,
 )
 from vramfit.models.sentence_folder import marks_of, read_parts, transformer_folder
-from vramfit.tasks import DEFAULT, all_tasks, find_task
+from vramfit.tasks import DEFAULT, all_tasks, encoder_alone, find_task
 from vramfit.tasks.embedding import HeadParts
 from vramfit.tasks.parts.heads import problem_of
 
@@ -140,7 +140,8 @@ def resolve(
     'BertForSequenceClassification'
     """
     if num_labels is not None and (type(num_labels) is not int or not 1 <= num_labels <= MAX_LABELS):
-        raise WorkloadError([f"num_labels {num_labels!r} is not a whole number from 1 to {MAX_LABELS:,}"])
+        more = f": the encoder without a head is task {encoder_alone().name}" if num_labels == 0 else ""
+        raise WorkloadError([f"num_labels {num_labels!r} is not a whole number from 1 to {MAX_LABELS:,}{more}"])
     found = find_model(model, task=task, trust_remote_code=trust_remote_code, revision=revision)
     return found.resolve(num_labels)
 
@@ -168,9 +169,7 @@ def _from_name(name: str, task: str, trust: bool, revision: str | None) -> Found
         return FoundModel(name=entry.name, origin="catalogue", config=config, task=task)
     if file is not None:
         raise CheckpointError(
-            f"{name} has no config.json",
-            file=str(file),
-            hint="name the folder that `save_pretrained` wrote",
+            f"{name} has no config.json", file=str(file), hint="name the folder that `save_pretrained` wrote"
         )
     hub_id = entry.hub_id if entry is not None else name
     if not looks_like_hub_id(hub_id):

@@ -81,11 +81,7 @@ class Watch(ContextDecorator):
         self._models: WeakSet[torch.nn.Module] = WeakSet()
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         self._noticing = Noticing(
-            self._ledger,
-            self._owns,
-            self._categories,
-            lambda: self._source.name == "cpu",
-            self._phases.retained,
+            self._ledger, self._owns, self._categories, lambda: self._source.name == "cpu", self._phases.retained
         )
         self._job = JobSeen()
         self._model: ref[torch.nn.Module] | None = None

@@ -240,7 +240,9 @@ def _why_not_larger(found: Found) -> str:
         needs = safe_bytes(job, recipe, larger)
     if needs <= limit_bytes:
         return f"{same}; passes of {larger} fit too, and are no faster"
-    return f"{same}; passes of {larger} would need {format_bytes(needs)}"
+    room = f", which leaves less than the headroom of {format_bytes(job.budget_bytes - limit_bytes)}"
+    why = room if needs <= job.budget_bytes else ""
+    return f"{same}; passes of {larger} would need {format_bytes(needs)}{why}"
 
 
 def alternatives_of(chosen: Found) -> tuple[Alternative, ...]:

@@ -208,10 +208,10 @@ class ModelRow:
     num_parameters: int
     disk_bytes: int | None
     """Of the files that hold its weights; None where they are not in a folder."""
-    training_bytes: int
-    """Reserved at most by a training step, as `vramfit estimate` predicts it."""
-    serving_bytes: int
-    """Reserved at most by a forward pass, as `vramfit estimate --mode infer` predicts it."""
+    training_bytes: int | None
+    """Reserved at most by a training step, as `vramfit estimate` predicts it; None for an exported model."""
+    serving_bytes: int | None
+    """The same of a forward pass, as `vramfit estimate --mode infer` predicts it."""
     latency_s: float
     """Seconds for one row by itself, measured: the median."""
     worst_latency_s: float

@@ -15,11 +15,11 @@ from vramfit.units import MIB, counted, format_bytes
 
 COLUMNS = ("model", "layers", "parameters", "on disk", "training", "serving", "latency", "rows/s")
 """The metric comes last, by its name."""
-AXES: tuple[tuple[str, str, Callable[[ModelRow], float]], ...] = (
+AXES: tuple[tuple[str, str, Callable[[ModelRow], float | None]], ...] = (
     ("latency", "milliseconds for one row", lambda row: 1e3 * row.latency_s),
     ("parameters", "million parameters", lambda row: row.num_parameters / 1e6),
-    ("training", "MiB reserved in training", lambda row: row.training_bytes / MIB),
-    ("serving", "MiB reserved in serving", lambda row: row.serving_bytes / MIB),
+    ("training", "MiB reserved in training", lambda row: row.training_bytes and row.training_bytes / MIB),
+    ("serving", "MiB reserved in serving", lambda row: row.serving_bytes and row.serving_bytes / MIB),
 )
 """Name, axis and figure of each picture; the score is the other axis."""
 
@@ -43,9 +43,7 @@ def cells_of(found: ModelTable) -> Iterator[tuple[str, ...]]:
         yield (
             f"{row.num_layers}",
             _count(row.num_parameters),
-            "–" if row.disk_bytes is None else format_bytes(row.disk_bytes),
-            format_bytes(row.training_bytes),
-            format_bytes(row.serving_bytes),
+            *("–" if n is None else format_bytes(n) for n in (row.disk_bytes, row.training_bytes, row.serving_bytes)),
             duration(row.latency_s),
             f"{row.samples_per_s:,.0f}" + ("" if is_first else f" ({row.samples_per_s / first.samples_per_s:.2f}×)"),
             quality_words(row, None if is_first else first),
@@ -104,11 +102,11 @@ def models_sections(found: ModelTable, drawn: Drawn) -> Iterator[str]:
     yield section("What a smaller model costs", tag("div", *made, class_="grid"), about=better)
 
 
-def _points(found: ModelTable, names: list[str], title: str, value: Callable[[ModelRow], float]) -> Figure:
+def _points(found: ModelTable, names: list[str], title: str, value: Callable[[ModelRow], float | None]) -> Figure:
     data = []
     for place, (name, row) in enumerate(zip(names, found.rows, strict=True)):
         look = {"size": 13, "color": CURVE_COLOURS[place % len(CURVE_COLOURS)]}
         hover = f"%{{y:.4f}} {found.metric}, %{{x:,.3g}} {title}<extra></extra>"
-        x = [round(value(row), 4)]
-        data.append(scatter(name, x, [row.quality], mode="markers", marker=look, hovertemplate=hover))
+        x = [round(at, 4)] if (at := value(row)) is not None else []
+        data.append(scatter(name, x, [row.quality][: len(x)], mode="markers", marker=look, hovertemplate=hover))
     return figure(data, 320, xaxis=axis(title, rangemode="tozero"), yaxis=axis(found.metric), legend=legend(-0.3))

@@ -13,12 +13,7 @@ from vramfit.devices.catalogue import match_gpu
 from vramfit.records.measurement import REFERENCE, Calibration, ProductRate
 from vramfit.runtime.measurement import DEVICE, MeasurementError, run_workload
 
-TYPES = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+TYPES = {"float32": torch.float32, "tf32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SINCE_AMPERE = ("tf32", "bfloat16")
 PRODUCTS = (
     *((2048, 768, 768), (2048, 3072, 768), (8192, 768, 3072), (8192, 3072, 768)),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers.utils import ModelOutput
 
 from vramfit.errors import CheckpointError, MissingExtra, WorkloadError
-from vramfit.models.hub import plain_file
+from vramfit.models.hub import WHOLE
 from vramfit.models.resolve import resolve
 from vramfit.settings import SETTINGS, having
 from vramfit.tasks import find_task
@@ -22,26 +22,7 @@ if TYPE_CHECKING:
     from vramfit.runtime.device import RunDevice
     from vramfit.workload import Workload
 
-FOLDER = "onnx"
-"""Where optimum and sentence-transformers look for exported files, inside a model's folder."""
-WHOLE = "model.onnx"
-QUANTIZED = "model_qint8_*.onnx"
 INT8 = "int8"
-WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-
-
-def exported_file(model: str) -> Path | None:
-    """The file that is run in place of weights: the quantized one where there is one; None where weights are there.
-
-    Raises:
-        CheckpointError: a link that leaves the folder.
-    """
-    folder = Path(model).expanduser()
-    inside = folder / FOLDER
-    if not inside.is_dir() or any(file for pattern in WEIGHTS for file in folder.glob(pattern)):
-        return None
-    names = [*sorted(file.name for file in inside.glob(QUANTIZED)), WHOLE]
-    return next((file for name in names if (file := plain_file(inside, name)) is not None), None)
 
 
 def arithmetic_of(file: Path) -> str:

@@ -16,6 +16,7 @@ from vramfit.loader.model import find_origin
 from vramfit.models.anatomy import max_positions
 from vramfit.models.build import build_for
 from vramfit.models.configuration import supported_attention, supported_tasks
+from vramfit.models.hub import exported_file
 from vramfit.models.resolve import ResolvedModel, resolve
 from vramfit.models.sentence_folder import NO_VECTORS, find_prompt, is_sentence_folder
 from vramfit.models.tokenizers import load_tokenizer
@@ -25,7 +26,7 @@ from vramfit.runtime.data.samples import LONGEST, STRIDE, Samples, read_ahead, r
 from vramfit.runtime.data.source import DataSource
 from vramfit.runtime.device import RunDevice, enforce
 from vramfit.runtime.inference import Inference
-from vramfit.runtime.onnx_model import exported_file, open_exported
+from vramfit.runtime.onnx_model import open_exported
 from vramfit.runtime.training.checkpoints import not_a_model
 from vramfit.settings import SETTINGS, having
 from vramfit.settings.attention import PACKED

@@ -180,11 +180,7 @@ class _Server(Server):
 
     def __init__(self, pools: list[Pool], app: App) -> None:
         super().__init__(
-            app,
-            keep_alive_s=KEEP_ALIVE_S,
-            stop_s=STOP_S + LAST_ANSWERS_S,
-            last_calls_s=LAST_CALLS_S,
-            lifespan="off",
+            app, keep_alive_s=KEEP_ALIVE_S, stop_s=STOP_S + LAST_ANSWERS_S, last_calls_s=LAST_CALLS_S, lifespan="off"
         )
         self._pools = pools
 

@@ -154,7 +154,7 @@ class RealLengths(Setting):
 
 class NumLabels(Setting):
     keyword, order, group = "num_labels", 90, "job"
-    value = Count(optional=True)
+    value = Count(optional=True, none=f"the encoder without a head is task {tasks.encoder_alone().name}")
     label = "Classes"
     help = "Size of the classification head. Default: the configuration's."
     at_load = in_inference = True

@@ -85,6 +85,8 @@ class Count(Value):
     """A whole number from 1."""
 
     metavar: str | None = "N"
+    none: str = ""
+    """What to take in place of 0."""
     kind: ClassVar[Any] = int
     option_type: ClassVar[type] = int
 
@@ -92,7 +94,8 @@ class Count(Value):
         return is_count(value)
 
     def wanted(self, value: Any) -> str:
-        return f"a whole number from 1 to {MAX_COUNT:,}"
+        instead = f": {self.none}" if self.none and shown(value) == "0" else ""
+        return f"a whole number from 1 to {MAX_COUNT:,}{instead}"
 
     def parse(self, text: str) -> int | str:
         return number_or_text(text)

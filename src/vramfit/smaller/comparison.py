@@ -12,6 +12,9 @@ import torch
 from vramfit.errors import WorkloadError
 from vramfit.estimator.predict import estimate
 from vramfit.models.anatomy import num_layer_applications
+from vramfit.models.build import build_meta
+from vramfit.models.hub import exported_file
+from vramfit.models.resolve import resolve
 from vramfit.records.measurement import ModelRow, ModelTable
 from vramfit.runtime.data.samples import Samples, make_metrics
 from vramfit.runtime.data.source import DataSource
@@ -78,19 +81,17 @@ def compare(models: Sequence[str], data: str, **options: Any) -> ModelTable:
     request = CompareRequest(models=tuple(models), data=data, **options)
     opened = [_open(request, name) for name in request.models]
     _check_alike(opened)
-    source = DataSource(
-        path=request.data,
-        task=opened[0].task,
-        text_columns=request.text_columns,
-        label_column=request.label_column,
-        skip_bad_rows=request.skip_bad_rows,
-        max_rows=request.max_rows,
-    )
+    asked = ("text_columns", "label_column", "skip_bad_rows", "max_rows")
+    columns: dict[str, Any] = {name: getattr(request, name) for name in asked}
+    source = DataSource(path=request.data, task=opened[0].task, **columns)
     read = [trained.read(source) for trained in opened]
     seq = max(max(samples.lengths) for samples in read)
     rows = [_row(request, trained, samples, seq) for trained, samples in zip(opened, read, strict=True)]
     metrics, run_device = make_metrics(read[0]), RunDevice(request.device, memory=request.memory)
     environment = environment_of(run_device)
+    notes = [note for t, s in zip(opened, read, strict=True) for note in t.notes_on(s)]
+    if exported := [t.model for t in opened if exported_file(t.model) is not None]:
+        notes.append(f"exported (ONNX), which only a CPU runs: no GPU memory is predicted of {', '.join(exported)}")
     return ModelTable(
         task=opened[0].task,
         data=request.data,
@@ -103,7 +104,7 @@ def compare(models: Sequence[str], data: str, **options: Any) -> ModelTable:
         higher_is_better=metrics.higher_is_better,
         rows=tuple(rows),
         environment=environment,
-        notes=tuple(dict.fromkeys(note for t, s in zip(opened, read, strict=True) for note in t.notes_on(s))),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -140,12 +141,10 @@ def _row(request: CompareRequest, trained: TrainedModel, samples: Samples, seq: 
     )
     took_s = time.perf_counter() - began
     found = metrics.result()
-    sizes = {
-        "num_layers": num_layer_applications(model),
-        "hidden_size": int(model.config.hidden_size),
-        "num_parameters": sum(p.numel() for p in model.parameters()),
-    }
-    name = type(model).__name__
+    config, name, num_layers = model.config, type(model).__name__, num_layer_applications(model)
+    if exported_file(trained.model) is not None:  # its weights are inside the file: count those of its configuration
+        model = build_meta(resolve(trained.model, task=trained.task, trust_remote_code=trained.trust_remote_code))
+    num_parameters = sum(p.numel() for p in model.parameters())
     del inference, model
     gc.collect()
     if run_device.device.type == "cuda":
@@ -154,7 +153,9 @@ def _row(request: CompareRequest, trained: TrainedModel, samples: Samples, seq: 
     return ModelRow(
         model=trained.model,
         model_class=name,
-        **sizes,
+        num_layers=num_layers,
+        hidden_size=int(config.hidden_size),
+        num_parameters=num_parameters,
         disk_bytes=weights_bytes(trained.model) or None,
         training_bytes=_predicted_bytes(request, trained, seq, "train"),
         serving_bytes=_predicted_bytes(request, trained, seq, "infer"),
@@ -179,7 +180,10 @@ def time_alone(inference: Inference, samples: Samples) -> list[float]:
     return taken[2:]
 
 
-def _predicted_bytes(request: CompareRequest, trained: TrainedModel, seq: int, mode: str) -> int:
+def _predicted_bytes(request: CompareRequest, trained: TrainedModel, seq: int, mode: str) -> int | None:
+    """None for an exported model."""
+    if exported_file(trained.model) is not None:
+        return None
     labels = {"num_labels": len(trained.label_names)} if trained.label_names else {}
     predicted = estimate(
         trained.model,

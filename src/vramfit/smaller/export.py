@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from vramfit.errors import VramfitError
+from vramfit.models.hub import FOLDER, WHOLE
 from vramfit.runtime.data.samples import Samples
-from vramfit.runtime.onnx_model import FOLDER, WHOLE, OnnxModel, input_names, open_session
+from vramfit.runtime.onnx_model import OnnxModel, input_names, open_session
 from vramfit.runtime.trained import TrainedModel
 from vramfit.smaller.folder import check_output, fresh_folder, weights_bytes
 from vramfit.smaller.graph import check_packages, quantize, write_graph

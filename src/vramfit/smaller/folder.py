@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vramfit.errors import VramfitError
+from vramfit.models.hub import exported_file
 from vramfit.records.codec import FULL_DISK, cannot_write
-from vramfit.runtime.onnx_model import exported_file
 
 WEIGHTS = ("*.safetensors", "*.onnx", "*.onnx.data", "*.onnx_data", "pytorch_model*.bin")
 """Files that hold weights."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from vramfit.errors import WorkloadError
+from vramfit.models.hub import exported_file
 from vramfit.models.resolve import resolve
 from vramfit.runtime.device import RunDevice
-from vramfit.runtime.onnx_model import exported_file
 from vramfit.runtime.trained import TrainedModel, open_model
 from vramfit.runtime.training.saving import write_model
 from vramfit.smaller.folder import check_output

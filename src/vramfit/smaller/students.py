@@ -42,9 +42,13 @@ def chosen_layers(kept: int | Sequence[int] | None, num_layers: int) -> tuple[in
     count = max(num_layers // 2, 1) if kept is None else kept
     if not isinstance(count, int):
         chosen = tuple(sorted(set(count)))
-        if not chosen or len(chosen) < len(count) or chosen[0] < 0 or chosen[-1] >= num_layers:
-            shown = ",".join(map(str, count))
-            raise WorkloadError([f"keep_layers {shown}: the teacher's layers are numbered from 0 to {num_layers - 1}"])
+        shown, last = ",".join(map(str, count)), num_layers - 1
+        if not chosen or chosen[0] < 0 or chosen[-1] > last:
+            raise WorkloadError([f"keep_layers {shown}: the teacher's layers are numbered from 0 to {last}"])
+        if len(chosen) < len(count):
+            named = ",".join(map(str, chosen))
+            hint = f"name each layer once, by its number from 0 to {last}, such as --keep-layers {named}"
+            raise WorkloadError([f"keep_layers {shown} names a layer twice"], hint=hint)
         return chosen
     if not 1 <= count < num_layers:
         raise WorkloadError(

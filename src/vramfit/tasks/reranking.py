@@ -19,11 +19,7 @@ from vramfit.tasks.parts.reading import (
 from vramfit.tasks.parts.results import place_of, rounded
 from vramfit.units import counted
 
-FORMS = {
-    "listwise": (texts.NEGATIVES,),
-    "bce": (texts.NEGATIVES, texts.SCORED),
-    "margin-mse": (texts.MARGINS,),
-}
+FORMS = {"listwise": (texts.NEGATIVES,), "bce": (texts.NEGATIVES, texts.SCORED), "margin-mse": (texts.MARGINS,)}
 """Loss → what it learns from."""
 USUAL = {texts.NEGATIVES: "listwise", texts.SCORED: "bce"}
 AS_CROSS_ENCODER = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}

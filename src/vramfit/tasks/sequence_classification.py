@@ -8,15 +8,7 @@ from vramfit.tasks.base import SINGLE_TEXTS, BatchRows, References, Rows, Task, 
 from vramfit.tasks.parts import heads
 from vramfit.tasks.parts.heads import MANY, MULTI_LABEL, OTHER_COLUMN, REGRESSION, SINGLE, is_decimal
 from vramfit.tasks.parts.reading import BadValue, Columns, LabelNames, Reference, Row, Tokenizing, some_of, text_in
-from vramfit.tasks.parts.results import (
-    ClassCounts,
-    MeanLoss,
-    best_labels,
-    best_scores,
-    class_losses,
-    place_of,
-    rounded,
-)
+from vramfit.tasks.parts.results import ClassCounts, MeanLoss, best_labels, best_scores, class_losses, place_of, rounded
 from vramfit.units import counted
 
 PAIRS = (

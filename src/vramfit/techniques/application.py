@@ -29,11 +29,7 @@ NOTED = "_vramfit_applied"
 
 
 def prepare(
-    model: torch.nn.Module,
-    plan: Plan | Workload,
-    device: torch.device | str | None = None,
-    *,
-    compiles: bool = True,
+    model: torch.nn.Module, plan: Plan | Workload, device: torch.device | str | None = None, *, compiles: bool = True
 ) -> torch.nn.Module:
     """Make a model ready to run as planned, in place: its techniques applied, on its device, layers compiled.
 

@@ -168,7 +168,8 @@ def check_family(student: Any, teacher: Any, name: str) -> None:
                 f"{name} ({teacher.model_type}) cannot be held beside a student of another family "
                 f"({student.model_type}): it would read the student's positions and token types"
             ],
-            hint="have its answers kept on the disk: --teacher-answers disk",
+            hint="take a teacher of the student's family; or leave out --held-teacher: its answers then come with the "
+            "batch, as with vramfit distill --teacher-answers disk",
         )
 
 

@@ -43,12 +43,7 @@ MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 NAMES = {"page.html": "/", "api.html": "/docs"}
 """Files of the page that have another address than their name."""
 PATHS: dict[str, tuple[type[AnyQuery], type[answers.Answer], str, str]] = {
-    "/api/estimate": (
-        EstimateQuery,
-        answers.EstimateAnswer,
-        "What a job takes, and whether it fits",
-        "The prediction",
-    ),
+    "/api/estimate": (EstimateQuery, answers.EstimateAnswer, "What a job takes, and whether it fits", "The prediction"),
     "/api/max-batch": (
         MaxBatchQuery,
         answers.MaxBatchAnswer,
@@ -255,12 +250,7 @@ def _file(body: bytes, media_type: str) -> Callable[[Request], Response]:
 
 
 def serve(
-    host: str,
-    port: int,
-    *,
-    on_listening: Callable[[], None],
-    on_ready: Callable[[str], None],
-    **options: Any,
+    host: str, port: int, *, on_listening: Callable[[], None], on_ready: Callable[[str], None], **options: Any
 ) -> None:
     """Serve the page and the API until interrupted.
 

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.counting import num_bytes_read
 from tests.unit.checkpoints.broken import load_script
+from tests.unit.runtime.training.small_runs import write_model
+from transformers import AutoConfig, BertForTokenClassification
 
 from vramfit.checkpoints import inspection
 from vramfit.checkpoints.inspection import Inspection, inspect_checkpoint, inspect_config
@@ -263,6 +265,25 @@ def test_a_configuration_alone_can_be_checked() -> None:
     (good, fit) = sorted(inspect_config(resolve("bert-tiny"), gpu_free_bytes=2**30), key=lambda f: f.check)
     assert "4,386,178 parameters" in good.what
     assert fit.check == "gpu.weights"
+
+
+@pytest.mark.parametrize(("saved", "num_labels"), [("ForSequenceClassification", None), ("ForQuestionAnswering", 2)])
+def test_the_head_of_another_task_is_not_taken_for_this_ones(
+    saved: str, num_labels: int | None, tmp_path: Path
+) -> None:
+    """Its weights have the names and the shapes of a new one."""
+    write_model(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    BertForTokenClassification(config).save_pretrained(tmp_path)
+    own = inspect_checkpoint(tmp_path, task="token-classification", num_labels=num_labels)
+    assert own.fresh == ()
+    script.change_config(architectures=[f"Bert{saved}"])(tmp_path)
+    found = inspect_checkpoint(tmp_path, task="token-classification", num_labels=num_labels)
+    assert sorted(found.fresh) == ["classifier.bias", "classifier.weight"]
+    assert "new head: classifier (66 parameters)" in finding(found, "weights.head_new").what
+    other = finding(found, "weights.other_head").what
+    assert other == "the head of another task of the checkpoint is not used: classifier.bias, classifier.weight"
+    assert not found.fatal
 
 
 def test_findings_come_gravest_first(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, GPT2Config
 
+import vramfit
 from vramfit.errors import CheckpointError, UnknownModel, WorkloadError
 from vramfit.models import find_entry, model_names, resolve
 
@@ -87,6 +88,13 @@ def test_num_labels_is_set_on_our_copy() -> None:
 def test_a_number_of_labels_that_is_no_count_is_refused(num_labels: object) -> None:
     with pytest.raises(WorkloadError, match="num_labels"):
         resolve("bert-tiny", num_labels=num_labels)  # type: ignore[arg-type]
+
+
+def test_no_labels_are_the_encoder_alone() -> None:
+    said = "num_labels 0 is not a whole number from 1 to [0-9,]+: the encoder without a head is task features"
+    for use in (resolve, vramfit.estimate):
+        with pytest.raises(WorkloadError, match=said):
+            use("bert-tiny", num_labels=0)
 
 
 def test_a_configuration_object_is_copied_and_never_changed() -> None:

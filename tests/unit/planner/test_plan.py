@@ -1,6 +1,7 @@
 """`plan`: it fits by an independent estimate, keeps what was asked for, and never changes more than is allowed."""
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,13 @@ def test_packed_attention_is_planned_where_it_is_asked_for() -> None:
 def test_a_keyword_of_the_wrong_kind_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(VramfitError, match=f"^{next(iter(wrong))} "):
         plan("bert-tiny", **({"gpu": "t4", **TINY} | wrong))
+
+
+def test_a_split_that_is_refused_for_the_headroom_says_so() -> None:
+    """What it would need alone is below the budget."""
+    why = plan("bert-tiny", batch=256, seq=128, memory="330MiB", gpu="t4").reasons[0].why
+    needs = re.search(r"passes of 128 would need ([\d.]+) MiB, which leaves less than the headroom of 33.00 MiB", why)
+    assert needs is not None, why
+    assert 330 - 33 < float(needs[1]) <= 330
+    why = plan("bert-tiny", batch=256, seq=128, memory="300MiB", gpu="t4").reasons[0].why
+    assert "headroom" not in why

@@ -214,6 +214,7 @@ def test_a_student_of_another_width_learns_a_projection_that_is_not_saved(taught
     [
         ({"keep_layers": 4}, "keep_layers 4: the teacher has 4 layers, and a student has fewer"),
         ({"keep_layers": (0, 9)}, "keep_layers 0,9: the teacher's layers are numbered from 0 to 3"),
+        ({"keep_layers": (0, 0, 2)}, "keep_layers 0,0,2 names a layer twice"),
         ({"keep_layers": 2, "student": "x"}, "both say what the student is"),
         ({"distill_alpha": 1.5}, "distill_alpha 1.5"),
         ({"label_smoothing": 0.1}, "label_smoothing and a teacher do not go together"),

@@ -13,10 +13,18 @@ from tests.unit.smaller.tokenizers_made import ENGLISH, write_corpus, write_mult
 from transformers import AutoModelForSequenceClassification
 
 import vramfit
+from vramfit.doctor.checkup import check_model
 from vramfit.errors import CheckpointError, MissingExtra, VramfitError, WorkloadError
+from vramfit.models.hub import exported_file
+from vramfit.records.codec import from_json, to_json
+from vramfit.records.measurement import ModelTable
+from vramfit.report.html import Drawn
+from vramfit.report.models import cells_of, models_sections
 from vramfit.runtime.device import RunDevice
-from vramfit.runtime.onnx_model import exported_file, open_session
+from vramfit.runtime.onnx_model import open_session
 from vramfit.runtime.trained import open_model
+from vramfit.runtime.training.request import TrainRequest
+from vramfit.runtime.training.train import train
 from vramfit.smaller import export as exporting
 from vramfit.smaller import graph
 from vramfit.smaller.export import ExportReport, ExportRequest, export
@@ -145,3 +153,38 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(CheckpointError, match=r"model\.onnx cannot be run"):
         open_session(tmp_path / "model.onnx")
+
+
+def test_compared_beside_others_it_has_the_parameters_of_its_model_and_no_memory(classifier: Path) -> None:
+    models = [str(classifier / "model"), str(classifier / "exported")]
+    found = vramfit.compare(models, str(classifier / "data.csv"), device="cpu", batch=4)
+    whole, exported = found.rows
+    assert exported.num_parameters == whole.num_parameters > 0
+    file = classifier / "exported" / "onnx" / "model_qint8_dynamic.onnx"
+    assert exported.disk_bytes == file.stat().st_size
+    assert (exported.training_bytes, exported.serving_bytes) == (None, None)
+    assert [list(cells_of(found))[1][place] for place in (3, 4)] == ["–", "–"]
+    said = f"exported (ONNX), which only a CPU runs: no GPU memory is predicted of {models[1]}"
+    assert said in found.notes
+    assert "What a smaller model costs" in "".join(models_sections(found, Drawn()))
+    assert from_json(ModelTable, to_json(found)) == found
+
+
+def test_what_needs_its_weights_says_that_it_is_exported(classifier: Path, tmp_path: Path) -> None:
+    exported, data = str(classifier / "exported"), str(classifier / "data.csv")
+    origin = "give the folder that it was exported from"
+    for given in ({"model": exported}, {"model": exported, "teacher": str(classifier / "model")}):
+        with pytest.raises(WorkloadError, match=r"is an exported model \(ONNX\), which cannot be trained") as error:
+            train(TrainRequest(**given, data=data, output=str(tmp_path / "out"), device="cpu"))
+        assert error.value.hint == origin
+    assert not (tmp_path / "out").exists()
+    for use in (
+        lambda: vramfit.load(exported, device="cpu"),
+        lambda: vramfit.distill(exported, data, output=str(tmp_path / "out"), device="cpu"),
+    ):
+        with pytest.raises(CheckpointError, match=r"is an exported model \(ONNX\), whose weights cannot be re") as why:
+            use()
+        assert (why.value.hint or "").startswith(origin)
+    config, note = check_model(exported)
+    assert (config.severity, note.severity, note.check) == ("ok", "info", "weights.exported")
+    assert origin in note.fix

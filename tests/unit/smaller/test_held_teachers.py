@@ -157,6 +157,16 @@ def test_what_cannot_be_held_is_refused_with_the_reason(tmp_path: Path) -> None:
         distilled(tmp_path, tmp_path / "out", data=data, keep_layers=1, max_steps=1, **HELD)
 
 
+@pytest.mark.parametrize(
+    ("how", "hint"), [(HELD, "take teacher_answers disk"), ({"distill": "relations"}, "take another --distill")]
+)
+def test_what_to_do_where_it_cannot_be_held(taught: Path, tmp_path: Path, how: dict[str, Any], hint: str) -> None:
+    """Relations are not kept on the disk."""
+    with pytest.raises(WorkloadError, match="teacher_answers memory: code of the model's own") as error:
+        distilled(taught, tmp_path / "out", trust_remote_code=True, max_steps=1, **how)
+    assert error.value.hint == hint
+
+
 def test_the_width_of_a_teacher_in_memory_is_read_from_it() -> None:
     job = {"distill": "hidden", "held_teacher": "bert-mini", "gpu": "t4", "batch": 4, "seq": 32, "loop": "stepper"}
     found, given = (estimate("bert-tiny", **job, **width) for width in ({}, {"distill_width": 256}))

@@ -359,8 +359,9 @@ def test_a_batch_without_what_its_loss_needs_is_refused_before_any_pass() -> Non
     texts = {"text_rows": torch.arange(6), "text_ids": torch.arange(6)}
     with pytest.raises(WorkloadError, match="loss cosent needs 1 score for each sample, which has none"):
         find_task("embedding").loss(model_for(loss="cosent"), texts)
-    with pytest.raises(WorkloadError, match="matryoshka 4096: vectors of this model have 128 numbers"):
+    with pytest.raises(WorkloadError, match="matryoshka 4096: vectors of this model have 128 numbers") as error:
         find_task("embedding").loss(model_for(matryoshka=(4096, 64)), texts)
+    assert error.value.hint == "take lengths from 1 to 128"
     with pytest.raises(WorkloadError, match="the batch has no text_rows, so there is nothing to learn"):
         head_loss(model_for(), {"input_ids": torch.ones(6, 4, dtype=torch.long)}, "embedding")
 

@@ -147,3 +147,11 @@ def test_what_cannot_hold_a_teacher_says_why(changes: dict[str, Any], problem: s
     job = JOB | {"distill": "logits", "held_teacher": "bert-mini"} | changes
     with pytest.raises(WorkloadError, match=problem):
         vramfit.estimate("bert-tiny", **job)
+
+
+def test_a_teacher_of_another_family_is_refused_with_what_a_prediction_can_do() -> None:
+    with pytest.raises(WorkloadError, match="another family") as error:
+        vramfit.estimate("bert-tiny", **JOB, distill="logits", held_teacher="distilbert-base-uncased")
+    hint = "take a teacher of the student's family; or leave out --held-teacher: its answers then come with the batch"
+    assert (error.value.hint or "").startswith(hint)
+    vramfit.estimate("bert-tiny", **JOB, distill="logits")

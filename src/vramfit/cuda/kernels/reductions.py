@@ -53,12 +53,7 @@ def _sorted_backward(call: KernelCall, script: Script, grad: TensorSpec, indices
 
 
 def _partial_sums(
-    call: KernelCall,
-    grad: TensorSpec,
-    num_weights: int,
-    max_segments: int,
-    max_partials: int,
-    index_bytes: int,
+    call: KernelCall, grad: TensorSpec, num_weights: int, max_segments: int, max_partials: int, index_bytes: int
 ) -> tuple[int, ...]:
     """Few rows take the fused path, which maps partials to segments instead of storing their sums."""
     width = grad.shape[-1]
@@ -151,8 +146,7 @@ def _buffers(
     if not split_rows or values < MAX_VALUES_PER_THREAD or grid > target:
         return 0, 0
     blocks = max(
-        min(ceil_div(target, grid), ceil_div(values, VALUES_PER_THREAD)),
-        ceil_div(values, MAX_VALUES_PER_THREAD),
+        min(ceil_div(target, grid), ceil_div(values, VALUES_PER_THREAD)), ceil_div(values, MAX_VALUES_PER_THREAD)
     )
     if blocks <= 1:
         return 0, 0

@@ -163,12 +163,7 @@ def _put_model(made: Settings, job: Job, plan: Plan) -> None:
         made.say("weights", "fp32", "bf16", "allowed, and nothing milder fits")
     before = getattr(bare_model(trainer).config, "_attn_implementation", None)
     if w.is_packed:
-        made.say(
-            "attention",
-            before,
-            "packed (no padding)",
-            "sequences lie end to end, so that padding takes nothing",
-        )
+        made.say("attention", before, "packed (no padding)", "sequences lie end to end, so that padding takes nothing")
     elif job.attn_implementation not in (None, before):
         made.say("attention", before, job.attn_implementation, "asked for")
     put_techniques(step_model(trainer), w, job.attn_implementation)

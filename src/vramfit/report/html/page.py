@@ -250,12 +250,7 @@ def _alternatives(plan: Plan, drawn: Drawn) -> str:
     seconds = duration(e.step_time_s or plan.step_time_s)
     rows = [("this plan", passes, seconds, format_bytes(e.safe_reserved_bytes))]
     rows += [
-        (
-            a.settings + _why_not(a),
-            a.split,
-            duration(a.step_time_s),
-            format_bytes(a.safe_reserved_bytes),
-        )
+        (a.settings + _why_not(a), a.split, duration(a.step_time_s), format_bytes(a.safe_reserved_bytes))
         for a in plan.alternatives
     ]
     place = ""

@@ -80,7 +80,7 @@ def open_table(source: DataSource) -> Iterator[Table]:
 def _table(source: DataSource, lines: Lines) -> Table:
     suffix = Path(source.path).suffix.lower()
     if suffix in SEPARATED:
-        return read_separated(lines, source)
+        return read_separated(_to_first_text(lines), lines, source)
     if suffix in JSON_LINES:
         return read_json_lines(lines, lines)
     if suffix == ".json":
@@ -95,7 +95,7 @@ def _table(source: DataSource, lines: Lines) -> Table:
 
 
 def _plain(source: DataSource, lines: Lines) -> Table:
-    """JSON lines on standard input, tokens with tags, or a text a line: the first line that is not blank tells."""
+    """Tokens with tags, or a text a line; on standard input JSON lines and CSV too, by the first line not blank."""
     start = _to_first_text(lines)
     everything = chain(start, lines)
     first = start[-1] if start else ""
@@ -103,7 +103,19 @@ def _plain(source: DataSource, lines: Lines) -> Table:
         return read_json_lines(everything, lines)
     if source.kind.reads_conll and (source.needs_labels or "\t" in first):
         return read_conll(everything, lines, needs_tags=source.needs_labels)
+    if source.path == STANDARD_INPUT and (source.columns or _is_header(first)):
+        return read_separated(start, lines, source)
     return read_text(everything, lines, blank_is_a_row=source.kind.reads_blank_lines)
+
+
+def _is_header(line: str) -> bool:
+    """Whether a line is of several names without blanks around them, one of which a column of texts has.
+
+    >>> _is_header("text,label\\n"), _is_header("text\\n"), _is_header("Text, with a comma\\n")
+    (True, False, False)
+    """
+    names = _fields(line.lower(), _delimiter(line))
+    return len(names) > 1 and names == [n.strip() for n in names] and not _names_of_texts().isdisjoint(names)
 
 
 def _to_first_text(lines: Lines) -> list[str]:
@@ -202,8 +214,7 @@ def _saved_dataset(source: DataSource) -> Table:
 
 
 def _class_names(feature: Any) -> list[str] | None:
-    inner = getattr(feature, "feature", feature)
-    names: list[str] | None = getattr(inner, "names", None)
+    names: list[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
     return names
 
 
@@ -225,26 +236,20 @@ def long_fields() -> Iterator[None]:
         csv.field_size_limit(usual)
 
 
-def read_separated(lines: Lines, source: DataSource) -> Table:
-    """A CSV or TSV file.
+def read_separated(start: list[str], lines: Lines, source: DataSource) -> Table:
+    """A CSV or TSV file, whose lines up to the header are read already.
 
     Commas, semicolons, tabs or bars separate the fields of a CSV file, whichever splits the header into most; quotes
     and line breaks inside them are honoured. A TSV file is taken literally: its quotes are text.
     """
-    header = next(lines, "")
-    literal = source.path.endswith(".tsv")
-    delimiter = "\t" if literal else max(DELIMITERS, key=lambda d: _num_fields(header, d))
-    everything = chain([header], lines)
-    if literal:
-        reader = csv.reader(everything, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
-    else:
-        reader = csv.reader(everything, delimiter=delimiter, strict=True)
-    records = _records(reader, lines)
+    how: dict[str, Any] = {"delimiter": _delimiter("".join(start[-1:]))}
+    if source.path.endswith(".tsv"):
+        how = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    records = _records(csv.reader(chain(start, lines), strict=True, **how), lines)
     first = next(records, None)
     if first is None:
         return Table((), iter(()))
-    wanted = [*source.text_columns, *([source.label_column] if source.label_column else [])]
-    columns = tuple(name.strip() for name in first[1])
+    wanted, columns = source.columns, tuple(name.strip() for name in first[1])
     seen, guess = [first], None
     if not wanted and len(columns) == 2 and source.kind.guesses_header:
         seen += islice(records, NUM_ROWS)
@@ -268,7 +273,8 @@ def guess_columns(records: Sequence[Sequence[str]]) -> Guess | None:
     >>> guess_columns([["review", "stars"], ["a bad film", "0"], ["a fine film", "1"], ["a poor film", "0"]])
     """
     rows = [row for row in records if len(row) == 2]
-    if not rows or rows[0] is not records[0] or any(name.strip().lower() in _names_of_columns() for name in rows[0]):
+    named = _names_of_texts().union(*(task.label_columns for task in all_tasks()))
+    if not rows or rows[0] is not records[0] or any(name.strip().lower() in named for name in rows[0]):
         return None
     columns = [[value.strip() for value in column] for column in zip(*rows, strict=True)]
     labels = [place for place, values in enumerate(columns) if _are_labels(values)]
@@ -280,23 +286,24 @@ def guess_columns(records: Sequence[Sequence[str]]) -> Guess | None:
     return Guess(text=str(2 - labels[0]), label=str(labels[0] + 1))
 
 
-def _names_of_columns() -> set[str]:
-    """Names that a header may have: those of texts and labels, of any task."""
-    texts = {name for task in all_tasks() for names in task.text_names for name in names}
-    return texts.union(*(task.label_columns for task in all_tasks()))
+def _names_of_texts() -> set[str]:
+    return {name for task in all_tasks() for names in task.text_names for name in names}
 
 
 def _are_labels(values: Sequence[str]) -> bool:
-    different = len(set(values))
     is_no_header = values[0] in values[1:] or all(value.removeprefix("-").isdecimal() for value in values)
-    return is_no_header and different <= min(MAX_LABELS, len(values) // 2)
+    return is_no_header and len(set(values)) <= min(MAX_LABELS, len(values) // 2)
 
 
-def _num_fields(line: str, delimiter: str) -> int:
+def _delimiter(header: str) -> str:
+    return max(DELIMITERS, key=lambda d: len(_fields(header, d)))
+
+
+def _fields(line: str, delimiter: str) -> list[str]:
     try:
-        return len(next(csv.reader([line], delimiter=delimiter), []))
+        return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
-        return 0
+        return []
 
 
 def _records(reader: Any, lines: Lines) -> Iterator[tuple[int, list[str], str]]:
@@ -332,8 +339,7 @@ def read_json_lines(lines: Iterable[str], numbered: Lines) -> Table:
         kept.append(row)
         if not row.problem:
             break
-    columns = tuple(kept[-1].fields) if kept else ()
-    return Table(columns, chain(kept, rows))
+    return Table(tuple(kept[-1].fields) if kept else (), chain(kept, rows))
 
 
 def _objects(lines: Iterable[str], numbered: Lines) -> Iterator[Row]:

@@ -35,7 +35,7 @@ class DataSource:
 
     path: str
     """`.csv`, `.tsv`, `.jsonl`, `.json` (SQuAD's form too), `.txt`, `.conll`, a folder that `datasets` saved, or `-`
-    for standard input: JSON lines or plain text."""
+    for standard input: JSON lines, CSV with a header or where a column is named, or plain text."""
     task: str = DEFAULT
     """One that is trained."""
     text_columns: tuple[str, ...] = ()
@@ -76,6 +76,11 @@ class DataSource:
     def kind(self) -> Task:
         """Its task."""
         return find_task(self.task)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that are named, of texts and of the label."""
+        return (*self.text_columns, *([self.label_column] if self.label_column else []))
 
     @property
     def name(self) -> str:

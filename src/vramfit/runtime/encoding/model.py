@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
+from vramfit.models.hub import exported_file
 from vramfit.models.sentence_folder import find_prompt
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.encoding import texts
 from vramfit.runtime.encoding.request import STORED, EncodeRequest, fingerprint
 from vramfit.runtime.inference import Inference
-from vramfit.runtime.onnx_model import INT8, arithmetic_of, exported_file
+from vramfit.runtime.onnx_model import INT8, arithmetic_of
 from vramfit.runtime.retrieval import check_dims
 from vramfit.runtime.trained import open_model
 from vramfit.settings import having

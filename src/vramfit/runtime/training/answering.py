@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vramfit.errors import NoPlanFits, WorkloadError
+from vramfit.models.hub import exported_file
 from vramfit.records.plan import Plan
-from vramfit.runtime.onnx_model import exported_file
 from vramfit.runtime.trained import TrainedModel
 from vramfit.runtime.training import events
 from vramfit.runtime.training.answers import FOLDER, MANIFEST, num_answer_bytes
@@ -37,7 +37,8 @@ def plan_answers(run: Run, teacher: TrainedModel, make: Make) -> Plan | None:
     asked = MEMORY if run.request.reads_relations else run.request.teacher_answers
     why_not = _why_not_held(run, teacher)
     if asked == MEMORY and why_not is not None:
-        raise WorkloadError([f"teacher_answers {MEMORY}: {why_not}"], hint=f"take teacher_answers {DISK}")
+        other = "take another --distill" if run.request.reads_relations else f"take teacher_answers {DISK}"
+        raise WorkloadError([f"teacher_answers {MEMORY}: {why_not}"], hint=other)
     if asked in (DISK, MEMORY) or why_not is not None:
         run.holds_teacher = asked == MEMORY
         return make(run.holds_teacher)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramfit.errors import WorkloadError
 from vramfit.models.anatomy import max_positions
+from vramfit.models.hub import exported_file
 from vramfit.models.resolve import ResolvedModel, find_model
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.records.plan import Plan
@@ -47,6 +48,9 @@ def read_data(request: TrainRequest, plan: Plan | None, teacher: "TrainedModel |
     Raises:
         UnknownModel, WorkloadError, VramfitError: whatever is wrong with the model's name or with a row.
     """
+    if exported_file(request.model) is not None:
+        hint = "give the folder that it was exported from"
+        raise WorkloadError([f"{request.model} is an exported model (ONNX), which cannot be trained"], hint=hint)
     found = find_model(request.model, task=request.task, trust_remote_code=request.trust_remote_code)
     tokenizer = found.checked_first(lambda: load_tokenizer(request.model, found.config))
     limits = [max_positions(found.config) or LONGEST, request.seq or found.max_length]

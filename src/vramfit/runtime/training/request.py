@@ -120,11 +120,7 @@ RUN_OPTIONS: tuple[RunOption, ...] = (
     RunOption("max_rows", Count(optional=True), None, "Read at most N rows.", "data", **_ANEW),
     RunOption("skip_bad_rows", Switch(), False, "Leave out rows that cannot be used.", "data", **_ANEW),
     RunOption(
-        "epochs",
-        Number(high=1e6, words="a number above 0 and below 1,000,000"),
-        3,
-        "Epochs of training.",
-        "learning",
+        "epochs", Number(high=1e6, words="a number above 0 and below 1,000,000"), 3, "Epochs of training.", "learning"
     ),
     RunOption("max_steps", Count(optional=True), None, "Optimizer steps to take; overrides --epochs.", "learning"),
     RunOption("lr", Number(high=1e3, words="a number above 0 and below 1,000"), 5e-5, "Learning rate.", "learning"),
@@ -319,10 +315,7 @@ def _contradictions(r: TrainRequest) -> list[str]:
         ),
         (r.patience is not None and r.eval_data is None, "patience needs eval_data: nothing says what is better"),
         (r.eval_every is not None and r.eval_data is None, "eval_every needs eval_data"),
-        (
-            smooths and r.task not in smoothed,
-            f"label_smoothing is for {', '.join(smoothed)}, not {r.task}",
-        ),
+        (smooths and r.task not in smoothed, f"label_smoothing is for {', '.join(smoothed)}, not {r.task}"),
         (
             smooths and r.problem not in (None, SINGLE),
             f"label_smoothing is for one class a row, not problem {r.problem}",
@@ -331,10 +324,7 @@ def _contradictions(r: TrainRequest) -> list[str]:
             r.distill is not None and r.teacher is None,
             f"distill {r.distill} needs a teacher: the model that is learned from",
         ),
-        (
-            r.teacher_answers != AUTO and r.teacher is None,
-            f"teacher_answers {r.teacher_answers} needs a teacher",
-        ),
+        (r.teacher_answers != AUTO and r.teacher is None, f"teacher_answers {r.teacher_answers} needs a teacher"),
         (
             r.distill == RELATIONS and r.teacher_answers == DISK,
             "distill relations needs the teacher in memory: its queries, keys and values are not kept on the disk",

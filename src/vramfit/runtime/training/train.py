@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from vramfit.errors import VramfitError, WorkloadError
+from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.request import REHEARSAL
 from vramfit.records.codec import from_json, replace_file, to_json
@@ -20,13 +20,7 @@ from vramfit.runtime.training.checkpoints import CHECKPOINTS, PLAN, Checkpoint, 
 from vramfit.runtime.training.events import stop_request
 from vramfit.runtime.training.loop import Loop
 from vramfit.runtime.training.outcome import make_record
-from vramfit.runtime.training.preparation import (
-    Run,
-    adapted_plan,
-    chosen_workload,
-    make_plan,
-    saved_plan,
-)
+from vramfit.runtime.training.preparation import Run, adapted_plan, chosen_workload, make_plan, saved_plan
 from vramfit.runtime.training.reading import Data, read_data
 from vramfit.runtime.training.request import TrainRequest
 from vramfit.runtime.training.saving import source_fingerprint
@@ -205,15 +199,27 @@ def check_output(output: Path, *, resume: bool) -> bool:
 
 
 def _begin(request: TrainRequest, output: Path, store: CheckpointStore, on_event: events.OnEvent) -> Checkpoint | None:
-    """The checkpoint to go on from; None to start at the beginning."""
+    """The checkpoint to go on from; None to start at the beginning.
+
+    Raises:
+        CheckpointError: there is a run, and none of its checkpoints is whole: what it learned is not thrown away.
+    """
     used = check_output(output, resume=request.resume)
     store.clean()
     checkpoint = store.newest()
     if request.resume and not used:
         on_event(events.Note(text=f"There is no run in {output} to go on with: starting at the beginning."))
+    if used and checkpoint is None:
+        why = f": damaged or incomplete: {', '.join(store.damaged)}" if store.damaged else ""
+        raise CheckpointError(
+            f"{output} holds a run and no whole checkpoint to go on from{why}",
+            file=str(store.folder),
+            hint="put a whole checkpoint back from a copy; or start anew: another --output, without --resume",
+        )
     for name in store.damaged:
-        instead = f"step {checkpoint.step:,}" if checkpoint is not None else "the beginning"
-        on_event(events.Note(text=f"Checkpoint {name} is damaged or incomplete: going on from {instead}.", warns=True))
+        assert checkpoint is not None
+        text = f"Checkpoint {name} is damaged or incomplete: going on from step {checkpoint.step:,}."
+        on_event(events.Note(text=text, warns=True))
     return checkpoint
 
 

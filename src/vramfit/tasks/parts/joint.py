@@ -77,7 +77,9 @@ def loss_of_texts(head: EmbeddingHead, model: Any, batch: Batch) -> HeadLoss:
     num_given = labels["labels"].shape[1:].numel() if "labels" in labels else 0
     problems = check_contrast(how, num_given=num_given, width=width)
     if problems:
-        raise WorkloadError(problems, hint="give samples what the loss compares, or take another loss")
+        is_long, instead = any(dim > width for dim in how.dims), f"take lengths from 1 to {width}"
+        other = "give samples what the loss compares, or take another loss"
+        raise WorkloadError(problems, hint=instead if is_long else other)
 
     def of_vectors(vectors: torch.Tensor, here: Batch) -> torch.Tensor:
         shape = (len(vectors) // how.num_texts, how.num_texts)

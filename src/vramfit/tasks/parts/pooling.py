@@ -258,13 +258,7 @@ def _packed(reduction: str, hidden: torch.Tensor, ends: torch.Tensor) -> torch.T
     return torch.segment_reduce(hidden.float(), reduction, offsets=ends, axis=0, unsafe=True)
 
 
-POOLINGS: dict[str, Any] = {
-    "mean": _mean,
-    "cls": _first,
-    "last": _last,
-    "max": _max,
-    "weighted-mean": _weighted_mean,
-}
+POOLINGS: dict[str, Any] = {"mean": _mean, "cls": _first, "last": _last, "max": _max, "weighted-mean": _weighted_mean}
 """Name → what it does to rows that are padded."""
 PACKED: dict[str, Any] = {
     "mean": partial(_packed, "mean"),

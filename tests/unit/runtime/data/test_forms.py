@@ -188,6 +188,36 @@ def test_standard_input_is_json_lines_or_text(monkeypatch: pytest.MonkeyPatch, r
     assert "labels" not in samples.collate([0, 1])
 
 
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        ("text,label\ngood film,pos\nbad,neg\n", ()),
+        ('\n"Text"\t"id"\ngood film\t1\nbad\t2\n', ()),
+        ("film,notes\n1,good film\n2,bad\n", ("notes",)),
+        ("text\ngood film\nbad\n", ("text",)),
+        ("1;good film\n2;bad\n", ("2",)),
+    ],
+)
+def test_standard_input_is_a_table_where_its_header_or_a_named_column_says_so(
+    monkeypatch: pytest.MonkeyPatch, read: Any, content: str, columns: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content.encode())))
+    assert texts(read("-", needs_labels=False, text_columns=columns)) == ["good film", "bad"]
+
+
+@pytest.mark.parametrize("content", ["Text, film and music\nbad\n", "text\nbad\n", "good film, bad film\nbad\n"])
+def test_sentences_on_standard_input_are_no_table(monkeypatch: pytest.MonkeyPatch, read: Any, content: str) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content.encode())))
+    assert texts(read("-", needs_labels=False)) == content.splitlines()
+
+
+def test_a_column_that_a_table_on_standard_input_has_not_is_named(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"review,stars\nbad,1\n")))
+    with pytest.raises(DataError, match="standard input has no column 'reviews'; it has review, stars") as error:
+        read("-", needs_labels=False, text_columns=("reviews",))
+    assert error.value.hint == "did you mean 'review'?"
+
+
 def test_words_of_plain_text_are_found_for_prediction(write: Any, read: Any) -> None:
     samples = read(write("a.txt", "anna is in berlin.\n"), "token-classification", needs_labels=False)
     (reference,) = samples.references

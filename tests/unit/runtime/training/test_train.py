@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.unit.runtime.training.small_runs import (
 )
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from vramfit.errors import BudgetExceeded, DataError, VramfitError, WorkloadError
+from vramfit.errors import BudgetExceeded, CheckpointError, DataError, VramfitError, WorkloadError
 from vramfit.loader.load import load
 from vramfit.monitor.sources import Reading
 from vramfit.records.codec import from_json, to_json
@@ -327,6 +328,23 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
     notes = [event.text for event in said if isinstance(event, Note)]
     assert any("step-00000007 is damaged" in text and "step 6" in text for text in notes)
     assert same_weights(tmp_path / "whole", tmp_path / "out")
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(tmp_path: Path) -> None:
+    request = request_of(tmp_path, save_every=2, resume=True)
+    with pytest.raises(Interrupted):
+        train(request, on_event=stopped_at(5))
+    folder = tmp_path / "out" / "checkpoints"
+    names = sorted((path.name for path in folder.iterdir()), reverse=True)
+    for name in names:
+        (folder / name / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint to go on from") as error:
+        train(request)
+    assert str(error.value).endswith(f": damaged or incomplete: {', '.join(names)}")
+    assert "another --output, without --resume" in str(error.value.hint)
+    assert sorted((path.name for path in folder.iterdir()), reverse=True) == names
+    shutil.rmtree(folder)
+    assert train(request).status == "completed"
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_last_good_checkpoint(
