@@ -159,21 +159,25 @@ def table_of_plans() -> str:
 
 
 def table_of_runs(lines: list[dict[str, Any]]) -> str:
-    """What was run, beside the plan it was run by and what today's code predicts for the same settings."""
+    """What was run, beside its plan, and beside what is predicted for the same settings without padding, as it ran."""
     import vramfit
 
     rows = []
     for line in lines:
         same = ("micro_batch", "precision", "checkpointing", "optimizer", "attention", "allocator")
         asked = {**{key: line[key] for key in same}, **{k: v for k, v in CASES[line["name"]].items() if k != "memory"}}
-        again = vramfit.estimate(qwen3_shape(), batch=BATCH, seq=SEQ, gpu=GPU, torch_version=line["torch"], **asked)
-        figures = ("max_allocated_bytes", "peak_allocated_bytes", "max_reserved_bytes", "safe_reserved_bytes")
-        measured = [f"{line[key] / 2**30:.3f} GiB" for key in figures]
-        now = [f"{n / 2**30:.3f} GiB" for n in (again.peak_allocated_bytes, again.safe_reserved_bytes)]
-        row = [line["name"], line["memory"], line["num_recoveries"], measured[0], measured[1], now[0]]
-        rows.append([*row, measured[2], measured[3], now[1]])
-    head = ("what learned", "budget", "recoveries", "allocated", "planned", "by today's code")
-    return pages.table((*head, "reserved", "planned, at most", "by today's code, at most"), rows)
+        asked |= {"casts": "together"} if line["precision"].startswith("amp") else {}  # as plans have it
+        where = {"gpu": GPU, "torch_version": line["torch"], "loop": "stepper", "mask": "ones"}
+        again = vramfit.estimate(qwen3_shape(), batch=BATCH, seq=SEQ, **where, **asked)
+        row = [line["name"], line["memory"], line["num_recoveries"]]
+        for name, planned, now in (
+            ("max_allocated_bytes", line["peak_allocated_bytes"], again.peak_allocated_bytes),
+            ("max_reserved_bytes", line["safe_reserved_bytes"], again.safe_reserved_bytes),
+        ):
+            row += [f"{line[name] / 2**30:.3f} GiB", f"{planned / 2**30:.3f} GiB", f"{now / line[name] - 1:+.4%}"]
+        rows.append(row)
+    head = ("what learned", "budget", "recoveries", "allocated", "planned, at most", "predicted without padding")
+    return pages.table((*head, "reserved", "planned, at most", "predicted without padding, at most"), rows)
 
 
 if __name__ == "__main__":

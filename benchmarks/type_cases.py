@@ -4,7 +4,7 @@
     python benchmarks/type_cases.py --out types.jsonl --limit-s 200   # on a GPU; goes on where it stopped
     python benchmarks/type_cases.py --summary types.jsonl             # what came out, beside the bars
     python benchmarks/type_cases.py --again types.jsonl --out again.jsonl     # the same runs, predicted by today's code
-    python benchmarks/type_cases.py --page docs/decoders.md types.jsonl again.jsonl
+    python benchmarks/type_cases.py --page docs/decoders.md types_33.jsonl types_34.jsonl
 
 Every type is built as `coverage.py` builds it, from its default configuration with two layers. A case is predicted and
 then run for real, in a process of its own, several at a time, since PyTorch counts memory per process. One line of JSON
@@ -168,17 +168,17 @@ def predicted_again(line: Case, gpu: str) -> Case:
 
 
 def table(files: list[list[Case]]) -> str:
-    """What came out of predictions made before the runs, and of those that today's code makes."""
+    """A row for each seed: what came out of predictions that were made before the runs."""
     rows = []
-    for name, lines in zip(("made before the runs", "by today's code, after fixes"), files, strict=True):
+    for lines in files:
         found = summarise(lines)
         exact = (f"{found[key]:.0%}" for key in ("exact_share_requested", "exact_share"))
-        below = f"{len(found['under'])}, by at most {lowest(lines):.2%}"
+        below = f"{len(found['under'])}, by at most {lowest(lines):.2%}" if found["under"] else "none"
         beyond = max(most(x, "reserved") / x["safe_reserved_bytes"] - 1 for x in lines if x.get("differences"))
-        above = f"{len(found['reserved_above_the_bound'])} of {found['num_cases']}"
-        above += f", by at most {beyond:.2%}" if beyond > 0 else ""
-        rows.append([name, *exact, f"{found['worst_error']:.2%}", below, above])
-    head = ("predictions", "requested, exact", "allocated, exact", "allocated, worst error", "too low")
+        above = f"{len(found['reserved_above_the_bound'])}, by at most {beyond:.2%}" if beyond > 0 else "none"
+        seed = lines[0]["name"].partition("-")[0]
+        rows.append([seed, found["num_cases"], *exact, f"{found['worst_error']:.2%}", below, above])
+    head = ("seed", "types, a case each", "requested, exact", "allocated, exact", "allocated, worst error", "too low")
     return pages.table((*head, "reserved above the bound"), rows)
 
 
@@ -260,7 +260,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("type_cases.jsonl"))
     parser.add_argument("--list", action="store_true", help="print the cases and end")
     parser.add_argument("--again", type=Path, help="a file of outcomes to predict again, into --out")
-    parser.add_argument("--page", type=Path, nargs=3, metavar=("PAGE", "FILE", "AGAIN"), help="write a page's table")
+    parser.add_argument("--page", type=Path, nargs="+", metavar="PAGE FILE", help="write a page's table")
     parser.add_argument("--summary", type=Path, help="sum up a file of outcomes and end")
     return parser.parse_args(arguments)
 

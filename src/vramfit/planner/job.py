@@ -27,6 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 NUM_BATCHES, SEED = 64, 0
 """Batches that are drawn from real lengths."""
+FEW_BATCHES = 4
+"""With fewer batches an epoch, batches are drawn as parts of an epoch."""
 MOST_DRAWN, FEWEST_BATCHES = 2**20, 2
 """Lengths that are drawn in all, of very large batches; each of these has about as many tokens as any other."""
 
@@ -158,10 +160,11 @@ def num_layers(job: Job) -> int:
 def drawn_batches(job: Job) -> Iterator[list[int]]:
     """Lengths of batches as they come; the same ones for every choice."""
     assert job.lengths is not None
-    draw = Random(SEED)
+    draw, values = Random(SEED), job.lengths.values
     num_texts = job.base.share * job.base.texts_per_sample
+    is_share = job.base.is_joint and num_texts <= len(values) < FEW_BATCHES * num_texts  # an epoch has no text twice
     for _ in range(min(NUM_BATCHES, max(MOST_DRAWN // num_texts, FEWEST_BATCHES))):
-        yield draw.choices(job.lengths.values, k=num_texts)
+        yield draw.sample(values, num_texts) if is_share else draw.choices(values, k=num_texts)
 
 
 @once

@@ -17,8 +17,9 @@ from vramfit.settings import LIVE, PLANNED, SETTINGS, asked_of
 from vramfit.settings.attention import Attention
 from vramfit.settings.offload import Offload
 from vramfit.step.plain import Batch, bring, each_tensor
-from vramfit.step.splitting import width_of
+from vramfit.step.splitting import Rows, width_of
 from vramfit.tasks.base import PER_TOKEN
+from vramfit.tasks.parts.joint import PLACES
 from vramfit.techniques import offloading, packing
 from vramfit.techniques.offloading.layer_inputs import layer_inputs_of
 from vramfit.units import parse_bytes, plain
@@ -26,6 +27,8 @@ from vramfit.workload import Workload, settings_of
 
 IN_BATCH = ("contrastive", "infonce", "multiplenegatives", "ntxent", "gistembed", "tripletsemihard", "supcon", "clip")
 """Losses that compare the samples of a batch with each other, by parts of their names."""
+REHEARSED_MICRO_BATCHES = 2
+"""The first makes gradients, the second adds to them: all that a window does."""
 MAX_DIFFERENCE = 1e-3
 """Of a loss over two samples against the sum over each; rounding in half precision stays below."""
 
@@ -196,6 +199,18 @@ class StepSettings(_Asked):  # type: ignore[misc]
     def host_bytes(self) -> int | None:
         """`host_memory` as a number."""
         return None if self.host_memory is None else parse_bytes(self.host_memory, name="host_memory")
+
+    def rows(self, micro_batch: int, *, evenly: bool) -> Rows:
+        """How packed passes of so many samples are filled."""
+        return Rows(evenly, None if self.row_texts is None else micro_batch * self.row_texts)
+
+    def largest_sizes(self, batch: Batch, micro_batch: int, seq: int, *, packs: bool) -> tuple[int, int]:
+        """Sequences that are rehearsed, and tokens of each; of texts that are compared, as many as packed rows may
+        have."""
+        num_samples = REHEARSED_MICRO_BATCHES * micro_batch
+        each = (self.row_texts if packs and PLACES in batch else None) or self.texts_per_sample
+        num_rows = min(int(next(iter(batch.values())).shape[0]), num_samples * each)
+        return num_rows, min(num_samples * self.texts_per_sample * seq // num_rows, seq)
 
     def check_ranks(self) -> None:
         """Refuse what several GPUs cannot share.

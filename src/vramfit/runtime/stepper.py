@@ -6,6 +6,7 @@ checkpointing. The step itself is taken whole.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from vramfit.settings.casts import keeps_copies
 from vramfit.step.own_loss import OWN_HINT, is_own, own_loss, telling_rows
 from vramfit.step.plain import Batch, bring
 from vramfit.step.recovery import free_memory, is_out_of_memory
-from vramfit.step.splitting import Alone, Ranks, Rows, passes_of, take_rows, width_of
+from vramfit.step.splitting import Alone, Ranks, passes_of, take_rows, width_of
 from vramfit.step.step import Step
 from vramfit.tasks.parts.losses import HeadLoss, head_loss, needs_labels
 from vramfit.techniques import compiling, offloading, packing
@@ -44,8 +45,6 @@ from vramfit.workload import Workload, settings_of
 
 SAME_SIZE_RETRIES = 1
 """A window is done again as it was once: freed and compacted memory is often enough."""
-REHEARSED_MICRO_BATCHES = 2
-"""The first makes gradients, the second adds to them: all that a window does."""
 NUM_REHEARSALS = 2
 """The first ends by making optimizer state, the second runs beside it."""
 
@@ -109,7 +108,7 @@ class Stepper:
         self._chosen = chosen
         self._packs = packing.is_applied(model) if chosen.has_own_attention else chosen.is_packed
         self._size = MicroBatchSize(chosen.micro_batch)
-        self._seq, self._texts, self._row_texts = chosen.seq, chosen.texts_per_sample, chosen.row_texts
+        self._seq = chosen.seq
         self._rehearsed: Batch | None = None
         """A whole batch, all of whose vectors are compared though few of its micro-batches are tried."""
         self._scheduler = scheduler
@@ -190,20 +189,19 @@ class Stepper:
             RecoveryExhausted: not even one sample of full length fits.
         """
         self._seq = self._seq or width_of(batch)
-        most = int(next(iter(batch.values())).shape[0])
         self._graph_use.is_paused = True  # eagerly first
         self._rehearsed = batch
         try:
+            sizes = self._chosen.largest_sizes(batch, self.micro_batch * self.ranks.size, self._seq, packs=self._packs)
             for _ in range(NUM_REHEARSALS):
-                num_rows = min(most, REHEARSED_MICRO_BATCHES * self.micro_batch * self._texts * self.ranks.size)
-                self._try_out(largest_like(batch, num_rows, self._seq, packs=self._packs))
+                self._try_out(largest_like(batch, *sizes, packs=self._packs))
             if self.uses_graphs and compiling.is_applied(self.model):  # no row is shorter: nothing is compiled later
                 self._try_out(largest_like(batch, max(self.micro_batch // 2, 1), self._seq, packs=True))
         finally:
             self._graph_use.is_paused, self._rehearsed = False, None
         if self.uses_graphs:  # the largest first: the memory of all others lies in its own
             free_memory()
-            self._try_out(largest_like(batch, min(most, self.micro_batch), self._seq, packs=True))
+            self._try_out(largest_like(batch, min(sizes[0], self.micro_batch), self._seq, packs=True))
 
     def _try_out(self, batch: Batch) -> None:
         """A window that leaves nothing but optimizer state and cached memory."""
@@ -223,7 +221,7 @@ class Stepper:
         self._chosen.check_change(w, packs=self._packs)
         self._graph_use.release()
         change(self.model, w)
-        self._size, self._row_texts = MicroBatchSize(w.micro_batch), w.row_texts
+        self._size, self._chosen = MicroBatchSize(w.micro_batch), replace(self._chosen, row_texts=w.row_texts)
         self._graph_use = GraphUse(self.model, self._autocast, is_on=w.captures_graphs and self._can_capture)
         if isinstance(plan, Plan):
             enforce(plan.budget_bytes, self._device)
@@ -342,10 +340,11 @@ class Stepper:
         totals = loss.counts(batch)
         if not any(totals):
             raise WorkloadError(["the batch has no label that counts: all of them are ignored"])
-        max_tokens = self.micro_batch * self._texts * (self._seq if "input_ids" in batch else width_of(batch))
+        width = self._seq if "input_ids" in batch else width_of(batch)
+        max_tokens = self.micro_batch * self._chosen.texts_per_sample * width
         graphs = self._graph_use.graphs_for(batch, loss, max_tokens=max_tokens, seq=self._seq)
         evenly = graphs is not None or (self._packs and compiling.is_applied(self.model))  # a short row compiles anew
-        rows = Rows(evenly, self._row_texts and self.micro_batch * self._row_texts) if self._packs else None
+        rows = self._chosen.rows(self.micro_batch, evenly=evenly) if self._packs else None
         parts, num_own = passes_of(batch, loss, max_tokens, self.ranks, rows)
         if not loss.splits and len(parts) * self.ranks.size > 1:
             problem = f"the loss of {type(self.model).__name__} is no mean over samples or labels, so no split gives it"

@@ -12,7 +12,8 @@ LOSSES = tuple(dict.fromkeys(loss for task in all_tasks() for loss in task.losse
 IN_BATCH = ("in-batch", "in-batch-symmetric")
 POOLINGS = ("mean", "cls", "last", "max", "weighted-mean")
 TEXT_TOKENS = 16
-"""Tokens of a text on average, at the least, where nothing is known of the texts."""
+"""Tokens of a text on average, at the least, where nothing is known of the texts: the kernel of attention holds a block
+of memory for every sequence, however short."""
 
 
 def texts_per_sample(w: Workload) -> int:
@@ -35,8 +36,7 @@ def sample_tokens(w: Workload) -> int:
 
 
 def row_texts(w: Workload) -> int:
-    """Texts that a packed row of joint texts has at most, for each of its samples: the kernel of attention holds a
-    block of memory for every sequence, however short."""
+    """Texts that a packed row has at most for each of its samples, where texts are compared."""
     return max(sample_tokens(w) // (w.text_tokens or TEXT_TOKENS), texts_per_sample(w))
 
 

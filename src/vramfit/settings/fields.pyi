@@ -129,8 +129,7 @@ class Fields:
 
     @property
     def row_texts(self) -> int:
-        """Texts that a packed row of joint texts has at most, for each of its samples: the kernel of attention holds a
-        block of memory for every sequence, however short."""
+        """Texts that a packed row has at most for each of its samples, where texts are compared."""
 
     @property
     def is_joint(self) -> bool:

@@ -29,7 +29,7 @@ def lines(name: str, *keys: str) -> list[dict[str, object]]:
             "decoders",
             "types",
             "type_cases",
-            lambda: type_cases.table([lines(f"type_cases_h200_2026-11-19{end}", "name") for end in ("", "_again")]),
+            lambda: type_cases.table([lines(f"type_cases_{seed}_h200_2026-11-19", "name") for seed in (33, 34, 35)]),
         ),
         (
             "embeddings",
