@@ -3,22 +3,27 @@
     python benchmarks/soak.py --list                                  # the jobs that the seed draws
     python benchmarks/soak.py --out soak_h200.jsonl --hours 8         # on a GPU; goes on where it stopped
     python benchmarks/soak.py --quick --device emulated --count 4     # a rehearsal without a GPU: tiny models
-    python benchmarks/soak.py --summary soak_h200.jsonl               # what came out, beside the bars
+    python benchmarks/soak.py --out soak_h200.jsonl --processes 14    # all of them, for memory; times do not count
+    python benchmarks/soak.py --out soak_times.jsonl --count 100 --alone --processes 4      # and some for their times
+    python benchmarks/soak.py --summary soak_h200.jsonl soak_times.jsonl           # what came out, beside the bars
 
 Every job is `vramfit train` in a process of its own: it plans for the lengths of its data and takes `NUM_STEPS` steps.
 One line of JSON a job is added as it ends; jobs that are there are not run again, but for those that failed. Written
 down are memory that ran out, allocator retries, the reserved peak beside what was promised, and the median step beside
-the predicted one. A job that has no plan, or that contradicts itself, is a line too.
+the predicted one. With `--alone`, jobs plan side by side, and each has the GPU alone once it is planned. A job that has
+no plan, or that contradicts itself, is a line too.
 
 This script has not been run on a GPU yet. On the emulated GPU it shows that it works, and nothing about a card.
 """
 
 import argparse
 import json
+import multiprocessing
 import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,6 +37,7 @@ CASE_TIMEOUT_S = 900
 KEPT = ("vramfit", "torch", "transformers", "gpu")
 """Of the environment of a run."""
 GIB = 2**30
+MODELS = multiprocessing.get_context("fork").Lock()
 MOST_RETRIES, MOST_TIME_ERROR, MOST_TIMES = 0.01, 0.08, 1.5
 """The bars: shares of runs with a retry, the median error of step times, and how far off one may be unwarned."""
 
@@ -40,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet, or sum up; 0 where the bars are held."""
     options = _parse(arguments)
     if options.summary is not None:
-        return report(forked.read_lines(options.summary, "name"))
+        return report([line for file in options.summary for line in forked.read_lines(file, "name")])
     jobs = draw_jobs(options.seed, options.count, quick=options.quick)
     if options.list:
         print("\n".join(json.dumps(job) for job in jobs))
@@ -57,8 +63,8 @@ def run_jobs(jobs: list[Job], options: argparse.Namespace) -> None:
     deadline = time.monotonic() + 3600 * options.hours
     options.work.mkdir(parents=True, exist_ok=True)
     forked.import_all()
-    cases = ((job, str(options.work), options.device) for job in waiting if time.monotonic() < deadline)
-    alone = options.processes == 1
+    alone = options.alone or options.processes == 1
+    cases = ((job, str(options.work), options.device, alone) for job in waiting if time.monotonic() < deadline)
     for case, outcome in forked.in_children(
         run_job, cases, num_processes=options.processes, timeout_s=min(CASE_TIMEOUT_S, 3600 * options.hours)
     ):
@@ -68,8 +74,8 @@ def run_jobs(jobs: list[Job], options: argparse.Namespace) -> None:
         print(_short(line), flush=True)
 
 
-def run_job(job: Job, work: str, device: str) -> dict[str, Any]:
-    """Plan and train one job in this process: what it took beside what was promised."""
+def run_job(job: Job, work: str, device: str, alone: bool = True) -> dict[str, Any]:
+    """Plan and train one job in this process, alone on the GPU once it is planned: what it took, what was promised."""
     from vramfit.errors import NoPlanFits, VramfitError
     from vramfit.records.plan import Plan
     from vramfit.runtime.training import events
@@ -77,13 +83,17 @@ def run_job(job: Job, work: str, device: str) -> dict[str, Any]:
     from vramfit.runtime.training.train import train
 
     model, output = Path(work) / "models" / job["model"], Path(tempfile.mkdtemp(dir=work))
-    with forked.GPU:  # one process writes a model, others find it
+    with MODELS:  # one process writes a model, others find it
         write_model(model, job["model"])
     data = output / file_name(job["task"])
     write_data(data, job, job["batch"] * NUM_STEPS)
     times: list[float] = []
+    begun: list[Any] = []
+    kept = ExitStack()
 
     def listen(event: events.Event) -> None:
+        if alone and not begun and isinstance(event, events.Loading | events.Started):  # the plan is made
+            begun.append(kept.enter_context(forked.GPU))
         if isinstance(event, events.Stepped):
             times.append(time.perf_counter())
 
@@ -108,6 +118,7 @@ def run_job(job: Job, work: str, device: str) -> dict[str, Any]:
         is_memory = type(error).__name__ in ("RecoveryExhausted", "BudgetExceeded")
         return {"status": "out of memory" if is_memory else "refused", "why": _said(error, model)}
     finally:
+        kept.close()
         shutil.rmtree(output, ignore_errors=True)
     steps = [after - before for before, after in pairwise(times)]
     return {
@@ -213,7 +224,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="jobs at a time; step times count only alone")
     parser.add_argument("--quick", action="store_true", help="tiny models, for a rehearsal")
     parser.add_argument("--list", action="store_true", help="print the jobs and end")
-    parser.add_argument("--summary", type=Path, help="sum up a file of outcomes and end")
+    parser.add_argument("--alone", action="store_true", help="jobs plan side by side, and have the GPU one by one")
+    parser.add_argument("--summary", type=Path, nargs="+", help="sum up files of outcomes and end")
     return parser.parse_args(arguments)
 
 
