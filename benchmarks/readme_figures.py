@@ -353,6 +353,8 @@ MEASURED: dict[str, Callable[[], str]] = {
     "fitted": readme_runs.fitted,
     "served": readme_runs.served,
     "watched": readme_runs.watched,
+    "started": readme_runs.started,
+    "encoded": readme_runs.encoded,
 }
 """Of the page on speed."""
 PAGES = {README: BLOCKS, SPEED: MEASURED}

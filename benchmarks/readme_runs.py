@@ -327,3 +327,38 @@ def _by_side(found: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any
 
 def _thousands(rate: float) -> str:
     return f"{round(rate, -3):,.0f}"
+
+
+def started() -> str:
+    """Whole programs: the first step and the end."""
+    rows = []
+    for line in lines("start_h200", "case", "turn"):
+        ours, theirs = line["vramfit"], line["trainer"]
+        for what, key in (("first step", "first_step_s"), ("end", "whole_s")):
+            times = f"{ours[key] / theirs[key]:.2f}×"
+            rows.append([f"{line['case']}, {what}", f"{ours[key]:.1f} s", f"{theirs[key]:.1f} s", times])
+    said = paragraph(
+        "`vramfit train` beside a script with the Trainer on an H200, in turns, timed from the command",
+        "(`benchmarks/start.py`; rte: ELECTRA-base, six epochs in 5 GiB, effective batch 32). vramfit had no",
+        "remembered plan: it spends the time before its first step on planning, trying out kernels and the largest batch, and",
+        "capturing CUDA graphs. One turn each.",
+    )
+    return f"{table(['', 'vramfit', 'the Trainer', 'vramfit takes'], rows)}\n\n{said}"
+
+
+def encoded() -> str:
+    """Texts to vectors, and pairs to scores, beside sentence-transformers."""
+    rows = []
+    for line in lines("encoding_h200", "model", "work", "cap", "seq"):
+        speeds = {name: side["tokens_per_s"] for name, side in line["sides"].items() if "tokens_per_s" in side}
+        best, default = speeds[line["best"]], speeds["batch-32"]
+        own = speeds["vramfit"]
+        of_best = f"{best:,.0f} ({line['best'].partition('-')[2]}; {own / best:.2f}×)"
+        rows.append([line["model"], line["work"], f"{own:,.0f}", of_best, f"{default:,.0f} ({own / default:.2f}×)"])
+    head = ["", "work", "vramfit", "sentence-transformers, best batch", "default batch of 32"]
+    said = paragraph(
+        "Real tokens/s on an H200, bf16, in turns (`benchmarks/encoding.py`): 800 reviews cut at 512 tokens, or 2,490",
+        "pairs, strings to arrays. The GPU mostly waits: tokenizing and other work of the host take most of the time.",
+        "The host's work was made less since, which was not measured on a GPU yet.",
+    )
+    return f"{table(head, rows)}\n\n{said}"
