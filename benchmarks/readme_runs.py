@@ -340,8 +340,8 @@ def started() -> str:
     said = paragraph(
         "`vramfit train` beside a script with the Trainer on an H200, in turns, timed from the command",
         "(`benchmarks/start.py`; rte: ELECTRA-base, six epochs in 5 GiB, effective batch 32). vramfit had no",
-        "remembered plan: it spends the time before its first step on planning, trying out kernels and the largest batch, and",
-        "capturing CUDA graphs. One turn each.",
+        "remembered plan: it spends the time before its first step on planning, trying out kernels and the largest",
+        "batch, and capturing CUDA graphs. One turn each.",
     )
     return f"{table(['', 'vramfit', 'the Trainer', 'vramfit takes'], rows)}\n\n{said}"
 
