@@ -15,16 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.text_passes import (
-    Key,
-    Passes,
-    TextRows,
-    Unfit,
-    Wishes,
-    plan_passes,
-    read_ahead,
-    split_by_size,
-)
+from vramfit.integrations.text_passes import Key, Passes, Reader, TextRows, Unfit, Wishes, plan_passes
 from vramfit.integrations.trainer.models import PACKAGE, encoder_in, is_sentence_model, read_head
 from vramfit.models.anatomy import max_positions
 from vramfit.records.estimate import Estimate
@@ -195,8 +186,7 @@ class Fitted:
         model, inference = self.model, passes.inference
         model.eval()
         of_tokenizing = {name: asked[name] for name in OF_TOKENIZING & asked.keys()}
-        order = split_by_size([model._input_length(one) for one in inputs], passes.key.max_length)
-        parts = read_ahead(inputs, order, lambda some: model.preprocess(some, prompt=asked["prompt"], **of_tokenizing))
+        reader = Reader(model, passes.key, passes.module, {"prompt": asked["prompt"], **of_tokenizing})
         found: list[torch.Tensor] = []
 
         def take(part: TextRows, output: Any, batch: Any, rows: list[int]) -> None:
@@ -208,7 +198,7 @@ class Fitted:
         inference.max_tokens, before = passes.ceiling.num_tokens, inference.num_recoveries
         with _progress(len(inputs), asked["show_progress_bar"]) as tell, passes.packed():
             try:
-                inference.run_parts(parts, take, tell)
+                inference.run_parts(reader.parts(inputs), take, tell)
             finally:
                 passes.ceiling.note(inference.max_tokens)
                 self.num_recoveries += inference.num_recoveries - before

@@ -1,20 +1,23 @@
 """Passes over texts that a model of sentence-transformers tokenizes: rows, the tokens of a batch, what is packed."""
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from vramfit.errors import NoPlanFits
 from vramfit.estimator.predict import estimate
-from vramfit.integrations.trainer.models import TOKENS, giving_vectors
+from vramfit.integrations.trainer.models import PACKAGE, TOKENS, giving_vectors
 from vramfit.loader.budget import free_bytes
 from vramfit.planner.choose import margin_of, max_batch
 from vramfit.records.estimate import Estimate
-from vramfit.runtime.data import one_ahead
+from vramfit.runtime.data import ahead
 from vramfit.runtime.device import RunDevice
 from vramfit.runtime.inference import Inference
 from vramfit.runtime.trained import MAX_PACKED_TOKENS
@@ -25,8 +28,14 @@ from vramfit.tasks.parts.pooling import EmbeddingHead, EmbeddingOutput
 from vramfit.techniques import packing
 from vramfit.units import parse_bytes
 
-PART_ROWS, PART_CHARACTERS = 1024, 300_000
-"""Texts that are tokenized at once: about the largest batch, so that neither the GPU nor the tokenizer waits long."""
+Array = npt.NDArray[Any]
+Tokens = dict[str, Array]
+PART_ROWS, PART_CHARACTERS, FIRST_CHARACTERS = 1024, 240_000, 60_000
+"""Texts that are tokenized at once: about the largest batch; the first are fewer, so that the GPU soon has work."""
+NUM_THREADS = max(min((os.cpu_count() or 1) // 2, 8), 1)
+"""That tokenize, each another part."""
+MANY_TEXTS = 16
+"""From so many it pays to see whether the tokenizer can be called directly."""
 TOKEN_CHARACTERS = 6
 """Of a token at most, nearly always: what is beyond in a text is cut, and counts for nothing."""
 BESIDE = ("modality", "prompt_length")
@@ -48,82 +57,162 @@ class Unfit(Exception):
 
 
 class TextRows:
-    """Texts of one part.
+    """Texts of one part, whose tokens lie end to end.
 
     Args:
-        features: what `preprocess` of sentence-transformers gave.
+        tokens: by the name of a model's input.
+        lengths: tokens of each text.
         numbers: which texts of the call they are.
-
-    Raises:
-        Unfit: something else than tokens padded on the right.
+        model: that takes them end to end; None pads them.
+        fills: what padding has, by name; zeros otherwise.
     """
 
-    def __init__(self, features: dict[str, Any], numbers: Sequence[int]) -> None:
-        mask = features.get("attention_mask")
-        if not features.keys() <= {*TOKENS, *BESIDE} or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
-            raise Unfit
-        attended = mask.numpy() != 0
-        if features.get("modality", "text") != "text" or len(mask) != len(numbers) or not _is_right_padded(attended):
-            raise Unfit
+    def __init__(
+        self, tokens: Tokens, lengths: Array, numbers: Array, model: torch.nn.Module | None, fills: dict[str, int]
+    ) -> None:
         self.numbers = torch.as_tensor(numbers)
-        self.lengths: list[int] = attended.sum(1).tolist()
-        self.widths = [packing.padded_width(length, mask.shape[1]) for length in self.lengths]
-        self._features = {name: features[name] for name in TOKENS if name in features}
+        self.lengths: list[int] = lengths.tolist()
+        widest = max(self.lengths)
+        self.widths = [packing.padded_width(length, widest) for length in self.lengths]
+        self._tokens, self._lengths, self._begins = tokens, lengths, np.cumsum(lengths) - lengths
+        self._model, self._fills = model, fills
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def collate(self, indices: Sequence[int]) -> Batch:
-        """A batch as wide as its longest text, or a little wider."""
-        width = max(self.widths[i] for i in indices)
-        chosen = torch.as_tensor(indices)
-        return {name: value[:, :width].index_select(0, chosen) for name, value in self._features.items()}
+        """A batch as wide as its longest text, or a little wider; one row where texts lie end to end."""
+        lengths = self._lengths[indices]
+        places = np.arange(lengths.sum()) + np.repeat(self._begins[indices] - np.cumsum(lengths) + lengths, lengths)
+        chosen = {name: values[places] for name, values in self._tokens.items()}
+        if self._model is not None:
+            row: dict[str, Any] = {name: torch.from_numpy(values)[None] for name, values in chosen.items()}
+            return packing.with_places(row, lengths, self._model)
+        inside = np.arange(max(self.widths[i] for i in indices)) < lengths[:, None]
+        batch = {"attention_mask": inside.astype(np.int64)}
+        for name, values in chosen.items():
+            batch[name] = np.full(inside.shape, self._fills.get(name, 0))
+            batch[name][inside] = values
+        return {name: torch.from_numpy(batch[name]) for name in TOKENS if name in batch}
 
 
-def _is_right_padded(attended: "np.ndarray[Any, np.dtype[np.bool_]]") -> bool:
+class Reader:
+    """Makes tokens of texts as `preprocess` of sentence-transformers does.
+
+    Its lists and padded tensors take as long as the tokenizer in Rust below it. Where that gives the same for two texts
+    of a call, with the settings that `preprocess` has left there, it is called for the others directly.
+
+    Args:
+        model: of sentence-transformers.
+        key: what passes were planned for.
+        module: the model of transformers.
+        asked: arguments of `preprocess`.
+    """
+
+    def __init__(self, model: Any, key: "Key", module: torch.nn.Module, asked: dict[str, Any]) -> None:
+        self._model, self._asked, self._prompt = model, asked, asked.get("prompt") or ""
+        self._packed = module if key.packs else None
+        self._max_length = key.max_length
+        tokenizer = getattr(model, "tokenizer", None)
+        named = {"input_ids": "pad_token_id", "token_type_ids": "pad_token_type_id"}
+        self._fills = {name: getattr(tokenizer, of, None) or 0 for name, of in named.items()}
+        self._backend: Any = None
+        self._has_types = False
+
+    def parts(self, inputs: Sequence[Any]) -> Iterator[TextRows]:
+        """The texts of a call, the longest first, each part tokenized while those before it are in use.
+
+        Raises:
+            Unfit: features that are no plain rows of tokens.
+        """
+        kind = _kind_of(inputs)
+        of_each = {str: len, tuple: lambda pair: len(pair[0]) + len(pair[1])}.get(kind, self._model._input_length)
+        parts = split_by_size(np.fromiter(map(of_each, inputs), np.int64, len(inputs)), self._max_length)
+        if len(inputs) >= MANY_TEXTS and kind is not None and _is_of_packages(self._model):
+            self._look_below([inputs[parts[0][0]], inputs[parts[-1][-1]]])
+
+        def read(numbers: Array) -> TextRows:
+            some = [inputs[n] for n in numbers]
+            tokens, lengths = self._features(some) if self._backend is None else self._directly(some)
+            return TextRows(tokens, lengths, numbers, self._packed, self._fills)
+
+        return ahead(read, parts, NUM_THREADS) if len(parts) > 1 else map(read, parts)
+
+    def _look_below(self, texts: list[Any]) -> None:
+        wanted, lengths = self._features(texts)
+        self._backend, self._has_types = self._model.tokenizer.backend_tokenizer, "token_type_ids" in wanted
+        self._backend.no_padding()
+        found, found_lengths = self._directly(texts)
+        if list(lengths) != list(found_lengths) or any((found[name] != wanted[name]).any() for name in wanted):
+            self._backend = None
+
+    def _directly(self, texts: list[Any]) -> tuple[Tokens, Array]:
+        if self._prompt:
+            texts = [self._prompt + t if isinstance(t, str) else (self._prompt + t[0], t[1]) for t in texts]
+        made = self._backend.encode_batch_fast(texts)
+        lengths = np.fromiter(map(len, made), np.int64, len(made))
+        total = int(lengths.sum())
+        tokens = {"input_ids": np.fromiter(chain.from_iterable(one.ids for one in made), np.int64, total)}
+        if self._has_types:
+            types = chain.from_iterable(one.type_ids for one in made)
+            tokens["token_type_ids"] = np.fromiter(types, np.int64, total)
+        return tokens, lengths
+
+    def _features(self, texts: list[Any]) -> tuple[Tokens, Array]:
+        """As sentence-transformers itself has them; nothing but tokens padded on the right is taken."""
+        features = self._model.preprocess(texts, **self._asked)
+        mask = features.get("attention_mask")
+        if not features.keys() <= {*TOKENS, *BESIDE} or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            raise Unfit
+        attended = mask.numpy() != 0
+        if features.get("modality", "text") != "text" or len(mask) != len(texts) or not _is_right_padded(attended):
+            raise Unfit
+        names = [name for name in TOKENS if name in features and name != "attention_mask"]
+        return {name: features[name].numpy()[attended] for name in names}, attended.sum(1)
+
+
+def _is_right_padded(attended: Array) -> bool:
     return bool(attended[:, 0].all() and (attended[:, :-1] >= attended[:, 1:]).all())
 
 
-def split_by_size(sizes: Sequence[int], max_length: int) -> list[list[int]]:
-    """Numbers of texts in parts that are tokenized at once, the longest first.
+def _kind_of(inputs: Sequence[Any]) -> type | None:
+    """`str` for texts, `tuple` for pairs of them, None for anything else."""
+    kinds = set(map(type, inputs))
+    if kinds <= {list, tuple}:
+        return tuple if all(len(one) == 2 and type(one[0]) is type(one[1]) is str for one in inputs) else None
+    return str if kinds == {str} else None
+
+
+def _is_of_packages(model: Any) -> bool:
+    """Whether nobody has put code of their own between a model's texts and its tokenizer in Rust."""
+    tokenizer = model.tokenizer
+    own = [(model, "preprocess", PACKAGE), (model[0], "preprocess", PACKAGE)]
+    own += [(tokenizer, name, "transformers") for name in ("__call__", "_encode_plus")]
+    methods = [(getattr(type(one), name, None), name in vars(one), package) for one, name, package in own]
+    is_theirs = all(getattr(m, "__module__", "").partition(".")[0] == p and not is_set for m, is_set, p in methods)
+    return is_theirs and hasattr(getattr(tokenizer, "backend_tokenizer", None), "encode_batch_fast")
+
+
+def split_by_size(sizes: Array, max_length: int) -> list[Array]:
+    """Numbers of texts in parts that are tokenized at once, the longest first; the first parts are small.
 
     Args:
         sizes: characters of each text.
         max_length: tokens at which texts are cut.
 
-    >>> split_by_size([3, 200_000, 150_000, 9], 10**6)
-    [[1], [2, 3, 0]]
+    >>> [part.tolist() for part in split_by_size(np.array([3, 200_000, 150_000, 9]), 10**6)]
+    [[1], [2], [3, 0]]
     """
-    parts: list[list[int]] = []
-    total = 0
-    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
-        size = min(sizes[number], TOKEN_CHARACTERS * max_length)
-        total += size
-        if not parts or len(parts[-1]) == PART_ROWS or total > PART_CHARACTERS:
-            parts.append([])
-            total = size
-        parts[-1].append(number)
+    order = np.argsort(-sizes, kind="stable")
+    ends = np.cumsum(np.minimum(sizes, TOKEN_CHARACTERS * max_length)[order])
+    parts: list[Array] = []
+    begin, before, room = 0, 0, FIRST_CHARACTERS
+    while begin < len(order):
+        end = int(np.searchsorted(ends, before + room, "right"))
+        end = min(max(end, begin + 1), begin + PART_ROWS)
+        parts.append(order[begin:end])
+        begin, before, room = end, int(ends[end - 1]), min(2 * room, PART_CHARACTERS)
     return parts
-
-
-def read_ahead(
-    inputs: Sequence[Any], parts: Sequence[list[int]], preprocess: Callable[[list[Any]], dict[str, Any]]
-) -> Iterator[TextRows]:
-    """The texts of a call in parts, each tokenized while the one before it is in use.
-
-    Args:
-        inputs: texts, or pairs of them.
-        parts: their numbers.
-        preprocess: gives the features of some of them.
-
-    Raises:
-        Unfit: features that are no plain rows of tokens.
-    """
-
-    def read(numbers: list[int]) -> TextRows:
-        return TextRows(preprocess([inputs[n] for n in numbers]), numbers)
-
-    return one_ahead(read, parts) if len(parts) > 1 else map(read, parts)
 
 
 class Vectors(torch.nn.Module):

@@ -44,7 +44,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def collate(self, indices: Sequence[int]) -> Batch:
-        """A batch on the host, padded on the right."""
+        """A batch on the host, padded on the right; or one row, as `packing.pack` makes it, for a model that packs."""
 
 
 OnOutput = Callable[[Any, Batch, list[int]], None]
@@ -64,7 +64,7 @@ class _Passed:
     output: Any = None
     """None where it was looked at on the device."""
     is_packed: bool = False
-    """Whether it has one row for all sequences."""
+    """Whether its output has one row for all sequences, which are to have one each."""
     arrival: torch.cuda.Event | None = None
 
 
@@ -206,8 +206,8 @@ class Inference:
 
     def _pass(self, samples: Rows, group: list[int], on_output: OnPartOutput) -> _Passed:
         on_host = samples.collate(group)
-        packed = packing.pack(on_host, self.model) if self.packs else None
-        inputs = model_inputs(on_host if packed is None else packed)
+        packs = self.packs and "cu_seq_lens_q" not in on_host
+        inputs = model_inputs(packing.pack(on_host, self.model) if packs else on_host)
         autocast = torch.autocast(self._run_device.device.type, dtype=self._dtype) if self._dtype else nullcontext()
         passed = _Passed(samples, group, on_host)
         with self._run_device.active(), torch.no_grad():
@@ -215,10 +215,10 @@ class Inference:
             with autocast:
                 output = self.model(**batch)
             if self._is_shared or _num_bytes(output) <= MAX_HOST_BYTES:
-                passed = self._send(output, replace(passed, is_packed=packed is not None))
+                passed = self._send(output, replace(passed, is_packed=packs))
             else:
                 padded = each_tensor(on_host, self._bring)
-                output = output if packed is None else packing.unpack(output, padded["attention_mask"])
+                output = output if not packs else packing.unpack(output, padded["attention_mask"])
                 on_output(samples, output, padded, group)
         self._votes.agree()
         return passed

@@ -12,7 +12,7 @@ import torch
 from vramfit.errors import CheckpointError, VramfitError, WorkloadError
 from vramfit.models.tokenizers import load_tokenizer
 from vramfit.planner.request import Lengths
-from vramfit.runtime.data import one_ahead
+from vramfit.runtime.data import ahead
 from vramfit.runtime.data.examples import Examples, read_examples
 from vramfit.runtime.data.order import TextGroups
 from vramfit.runtime.data.source import DataSource, without_labels
@@ -319,7 +319,7 @@ def read_ahead(source: DataSource, how: Tokenizing) -> Iterator[Samples]:
         replace(examples, references=examples.references[begin : begin + PART_ROWS])
         for begin in range(0, len(examples.references), PART_ROWS)
     ]
-    yield from one_ahead(lambda part: _checked(source.task, part, how).tokenized(), parts)
+    yield from ahead(lambda part: _checked(source.task, part, how).tokenized(), parts)
 
 
 def _checked(task: str, examples: Examples, how: Tokenizing, hiding: Any = None) -> CheckedRows:

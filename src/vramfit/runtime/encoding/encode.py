@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vramfit.errors import DataError, VramfitError
-from vramfit.runtime.data import one_ahead
+from vramfit.runtime.data import ahead
 from vramfit.runtime.data.samples import Samples
 from vramfit.runtime.encoding.model import (
     FEW_VECTORS,
@@ -267,7 +267,7 @@ def _tokenized(parts: Iterable[TextPart], encoder: Encoder) -> Iterator[tuple[Te
     def make(part: TextPart) -> tuple[TextPart, Samples]:
         return part, Samples(encoder.trained.task, encode_texts(part.references, how), how)
 
-    return one_ahead(make, parts)
+    return ahead(make, parts)
 
 
 def _check_finite(one: _Filling) -> None:

@@ -198,10 +198,20 @@ def pack(batch: Batch, model: torch.nn.Module) -> dict[str, Any]:
         for name, value in batch.items()
         if name != "attention_mask"
     }
+    return with_places(packed, lengths, model)
+
+
+def with_places(packed: dict[str, Any], lengths: Any, model: torch.nn.Module) -> dict[str, Any]:
+    """A row of sequences with what says where each is.
+
+    Args:
+        packed: the row; positions and the like are put into it.
+        lengths: tokens of each sequence, as an array of numpy.
+    """
     ends = np.concatenate([[0], np.cumsum(lengths)])
     places = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths) + first_position(model)
     packed["position_ids"] = torch.from_numpy(places)[None]
-    if "token_type_ids" not in batch and has_token_types(model):
+    if "token_type_ids" not in packed and has_token_types(model):
         packed["token_type_ids"] = torch.zeros_like(packed["input_ids"])
     packed["cu_seq_lens_q"] = torch.from_numpy(ends.astype(np.int32))
     packed["max_length_q"] = int(lengths.max())
