@@ -5,18 +5,17 @@ loop over batches (`_inference`) is another one, that of `runtime/inference.py`.
 through the model's own.
 """
 
+import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
 
 from vramfit.errors import WorkloadError
-from vramfit.integrations.text_passes import Key, Passes, Reader, TextRows, Unfit, Wishes, plan_passes
-from vramfit.integrations.trainer.models import PACKAGE, encoder_in, is_sentence_model, read_head
+from vramfit.integrations.text_passes import Key, Passes, Reader, TextRows, Unfit, Wishes, plan_passes, progress
+from vramfit.integrations.trainer.models import PACKAGE, VECTOR, encoder_in, is_sentence_model, read_head
 from vramfit.models.anatomy import max_positions
 from vramfit.records.estimate import Estimate
 from vramfit.runtime.data.samples import LONGEST
@@ -26,7 +25,7 @@ from vramfit.tasks.parts.pooling import EmbeddingHead
 from vramfit.techniques.application import settings_found, use_expandable_segments
 
 LOOP = "_inference"
-"""The method of sentence-transformers that runs batches."""
+"""The method of sentence-transformers that runs batches; before 6.2 that is `encode` or `predict`."""
 LOGITS = ("logits", ["logits"], ("logits",))
 OF_TOKENIZING = {"task", "processing_kwargs"}
 """Further arguments of a call that only tokenizing reads, unless a module says otherwise."""
@@ -89,7 +88,7 @@ def _fit(kind: type[Kind], model: Any, wishes: Wishes) -> Kind:
     if unknown:
         raise TypeError(f"{kind.made_by}() got an unexpected keyword argument {unknown[0]!r}")
     problems = [kind.problem_with(model)]
-    if problems == [None] and LOOP in vars(model):
+    if problems == [None] and kind.loop_of(model) in vars(model):
         problems.append("this model was fitted already: undo that first, to fit it otherwise")
     most = wishes.get("max_tokens")
     if most is not None and (type(most) is not int or most < 1):
@@ -101,7 +100,7 @@ def _fit(kind: type[Kind], model: Any, wishes: Wishes) -> Kind:
     if found:
         raise WorkloadError(found)
     fitted = kind(model, wishes)
-    setattr(model, LOOP, fitted)
+    setattr(model, kind.loop_of(model), fitted)
     return fitted
 
 
@@ -114,6 +113,7 @@ class Fitted:
     """
 
     made_by: ClassVar[str]
+    method: ClassVar[str]
     task: ClassVar[str]
     takes: ClassVar[str]
     """The class of models."""
@@ -160,29 +160,65 @@ class Fitted:
     def undo(self) -> None:
         """Give the model back as it was."""
         with self._lock:
-            if vars(self.model).get(LOOP) is self:
-                delattr(self.model, LOOP)
+            loop = self.loop_of(self.model)
+            if vars(self.model).get(loop) is self:
+                delattr(self.model, loop)
             if self._share_before is not None:
                 torch.cuda.set_per_process_memory_fraction(self._share_before, self.run_device.device)
             self._wishes = self._passes = self._share_before = None
 
-    def __call__(self, inputs: list[Any], *, device: Any = None, **asked: Any) -> Any:
-        """As `_inference` of the model, with the same arguments; one call at a time."""
+    def __call__(self, *given: Any, **asked: Any) -> Any:
+        """As the loop of the model, with the same arguments; one call at a time."""
+        loop = self.loop_of(self.model)
         with self._lock, torch.inference_mode():
-            where = self.model._resolve_inference_device(device)
-            passes = self._find_passes(where) if inputs and self._is_known(asked) else None
-            if passes is not None:
-                try:
-                    made = self._finish(self._run(passes, inputs, asked), where, asked)
-                    self.num_planned += 1
-                    return made
-                except Unfit:
-                    pass
-            self.num_own += 1
-        return getattr(type(self.model), LOOP)(self.model, inputs, device=device, **asked)
+            try:
+                made = (self._loop if loop == LOOP else self._around)(*given, **asked)
+                self.num_planned += 1
+                return made
+            except Unfit:
+                self.num_own += 1
+        return getattr(type(self.model), loop)(self.model, *given, **asked)
 
-    def _run(self, passes: Passes, inputs: list[Any], asked: dict[str, Any]) -> torch.Tensor:
-        """What passes give for each input, in the order of the call, on the host."""
+    def _loop(self, inputs: list[Any], *, device: Any = None, **asked: Any) -> Any:
+        where = self.model._resolve_inference_device(device)
+        return self._finish(self._run(inputs, where, asked), where, asked)
+
+    def _around(self, *given: Any, **asked: Any) -> Any:
+        """The method of before 6.2, whose loop is given all texts as one batch; planned passes stand in for forward."""
+        model, method = self.model, getattr(type(self.model), self.method)
+        bound = inspect.signature(method).bind_partial(model, *given, **asked)
+        bound.apply_defaults()
+        call = bound.arguments
+        if call["pool"] is not None or isinstance(call["device"], list):
+            raise Unfit
+        known: dict[str, Any] = {name: call[name] for name in ("output_value", "show_progress_bar") if name in call}
+        call.update(show_progress_bar=False, batch_size=call["batch_size"] and call["batch_size"] << 62)
+
+        def forward(features: dict[str, Any], **more: Any) -> dict[str, torch.Tensor]:
+            put_back()
+            inputs, where = features.pop("inputs"), model.device
+            made = self._finish(self._run(inputs, where, features | known), where, known)
+            return dict.fromkeys((VECTOR, "scores"), made)
+
+        def put_back() -> None:
+            for name in ("preprocess", "forward"):
+                vars(model).pop(name, None)
+
+        vars(model).update(preprocess=lambda inputs, **more: {"inputs": inputs} | more, forward=forward)
+        try:
+            return method(*bound.args, **bound.kwargs)
+        finally:
+            put_back()
+
+    def _run(self, inputs: list[Any], where: torch.device, asked: dict[str, Any]) -> torch.Tensor:
+        """What passes give for each input, in the order of the call, on the host.
+
+        Raises:
+            Unfit: they do not give what is asked for.
+        """
+        passes = self._find_passes(where) if inputs and self._is_known(asked) else None
+        if passes is None:
+            raise Unfit
         model, inference = self.model, passes.inference
         model.eval()
         of_tokenizing = {name: asked[name] for name in OF_TOKENIZING & asked.keys()}
@@ -196,7 +232,7 @@ class Fitted:
             found[0][part.numbers[rows]] = made
 
         inference.max_tokens, before = passes.ceiling.num_tokens, inference.num_recoveries
-        with _progress(len(inputs), asked["show_progress_bar"]) as tell, passes.packed():
+        with progress(len(inputs), asked["show_progress_bar"]) as tell, passes.packed():
             try:
                 inference.run_parts(reader.parts(inputs), take, tell)
             finally:
@@ -229,18 +265,21 @@ class Fitted:
             enforce(memory, device)
 
     @classmethod
+    def loop_of(cls, model: Any) -> str:
+        """The method that a fitted model has another one for."""
+        return LOOP if hasattr(type(model), LOOP) else cls.method
+
+    @classmethod
     def problem_with(cls, model: Any) -> str | None:
         """Why a model cannot be fitted; None where it can."""
         if not is_sentence_model(model, cls.takes):
-            other = next(
-                (f.made_by for f in (FittedEncoder, FittedReranker) if is_sentence_model(model, f.takes)), None
-            )
-            instead = "" if other is None else f": {other} takes it"
+            others = [f.made_by for f in (FittedEncoder, FittedReranker) if is_sentence_model(model, f.takes)]
+            instead = f": {others[0]} takes it" if others else ""
             return f"it takes a {cls.takes}, not {type(model).__name__}{instead}"
-        loop = getattr(type(model), LOOP, None)
-        if getattr(loop, "__module__", "").partition(".")[0] != PACKAGE:
+        loop = getattr(type(model), cls.loop_of(model))
+        if loop.__module__.partition(".")[0] != PACKAGE or not hasattr(model, "preprocess"):
             return f"{type(model).__name__} has no loop over batches that is known: take sentence-transformers 6.2"
-        if model._placement_is_delegated:
+        if getattr(model, "_placement_is_delegated", False):
             return "a device map places its layers: load it on one device"
         if model._can_flatten_inputs():
             return "it already packs texts, with flash attention: load it with attn_implementation sdpa"
@@ -283,7 +322,7 @@ class Fitted:
 class FittedEncoder(Fitted):
     """A SentenceTransformer that encodes inside a budget."""
 
-    made_by, task, takes = "fit_encoder", "embedding", "SentenceTransformer"
+    made_by, method, task, takes = "fit_encoder", "encode", "embedding", "SentenceTransformer"
     arguments = Fitted.arguments | {"output_value", "save_to_cpu", "normalize_embeddings", "truncate_dim"}
 
     @staticmethod
@@ -312,21 +351,21 @@ class FittedEncoder(Fitted):
         return super()._is_known(asked) and not (has_dense and is_cast)
 
     def _read(self, output: Any, asked: dict[str, Any]) -> torch.Tensor:
-        vectors: torch.Tensor = output.embedding.cpu()[:, : asked["truncate_dim"]]
-        if asked["normalize_embeddings"]:
+        vectors: torch.Tensor = output.embedding.cpu()[:, : asked.get("truncate_dim")]
+        if asked.get("normalize_embeddings"):
             vectors = F.normalize(vectors, p=2, dim=1)
         return vectors
 
     def _finish(self, found: torch.Tensor, where: torch.device, asked: dict[str, Any]) -> torch.Tensor:
         if not torch.is_autocast_enabled(where.type):  # heads compute in fp32
             found = found.to([p.dtype for p in self.model.parameters()][-1])
-        return found if asked["save_to_cpu"] else found.to(where)
+        return found if asked.get("save_to_cpu") else found.to(where)
 
 
 class FittedReranker(Fitted):
     """A CrossEncoder that scores inside a budget."""
 
-    made_by, task, takes = "fit_reranker", DEFAULT, "CrossEncoder"
+    made_by, method, task, takes = "fit_reranker", "predict", DEFAULT, "CrossEncoder"
     arguments = Fitted.arguments | {"activation_fn", "apply_softmax"}
 
     @staticmethod
@@ -351,18 +390,11 @@ class FittedReranker(Fitted):
         return logits if logits.dtype.itemsize >= torch.float32.itemsize else logits.float()
 
     def _finish(self, found: torch.Tensor, where: torch.device, asked: dict[str, Any]) -> torch.Tensor:
-        scores, activation = found.to(where), asked["activation_fn"]
-        if activation is not None:
-            scores = activation(scores)
+        scores = found.to(where)
+        if "activation_fn" not in asked:
+            return scores
+        if asked["activation_fn"] is not None:
+            scores = asked["activation_fn"](scores)
         if self.model.num_labels == 1 and scores.ndim > 1:
             scores = scores.squeeze(-1)
         return torch.softmax(scores, dim=1) if asked["apply_softmax"] and scores.ndim > 1 else scores
-
-
-@contextmanager
-def _progress(num_texts: int, shows: bool) -> Iterator[Callable[[int], None]]:
-    """A bar, where one is asked for, and what tells it how many texts are done."""
-    from tqdm.autonotebook import tqdm  # type: ignore[import-untyped]
-
-    with tqdm(total=num_texts, desc="Texts", disable=not shows) as bar:
-        yield lambda done: bar.update(done - bar.n)

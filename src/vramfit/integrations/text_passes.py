@@ -1,7 +1,7 @@
 """Passes over texts that a model of sentence-transformers tokenizes: rows, the tokens of a batch, what is packed."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -126,8 +126,9 @@ class Reader:
             Unfit: features that are no plain rows of tokens.
         """
         kind = _kind_of(inputs)
-        of_each = {str: len, tuple: lambda pair: len(pair[0]) + len(pair[1])}.get(kind, self._model._input_length)
-        parts = split_by_size(np.fromiter(map(of_each, inputs), np.int64, len(inputs)), self._max_length)
+        of_each: Callable[[Any], int] = self._model._input_length if kind is None else len
+        sizes = (sum(map(len, one)) for one in inputs) if kind is tuple else map(of_each, inputs)
+        parts = split_by_size(np.fromiter(sizes, np.int64, len(inputs)), self._max_length)
         if len(inputs) >= MANY_TEXTS and kind is not None and _is_of_packages(self._model):
             self._look_below([inputs[parts[0][0]], inputs[parts[-1][-1]]])
 
@@ -349,3 +350,12 @@ def _leaves_margin(found: Estimate) -> bool:
         return False
     margin = margin_of(found.capacity_bytes, found.basis, found.workload, varied=True)
     return found.safe_reserved_bytes + margin.num_bytes <= found.capacity_bytes
+
+
+@contextmanager
+def progress(num_texts: int, shows: bool) -> Iterator[Callable[[int], None]]:
+    """A bar, where one is asked for, and what tells it how many texts are done."""
+    from tqdm.autonotebook import tqdm  # type: ignore[import-untyped]
+
+    with tqdm(total=num_texts, desc="Texts", disable=not shows) as bar:
+        yield lambda done: bar.update(done - bar.n)

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertF
 import vramfit
 from vramfit.emulator.gpu import EmulatedGPU
 from vramfit.errors import NoPlanFits, RecoveryExhausted, WorkloadError
-from vramfit.integrations import text_passes
+from vramfit.integrations import drop_ins, text_passes
 from vramfit.serve import engine
 from vramfit.techniques.packing.attention import IMPLEMENTATION
 
@@ -186,6 +186,42 @@ def test_many_texts_come_back_in_their_order(encoder: Any, monkeypatch: pytest.M
     assert (found[-1] == found[-2]).all()
 
 
+@pytest.mark.parametrize("prompt", [None, " which: "])
+@pytest.mark.parametrize("texts", [TEXTS, PAIRS, [list(pair) for pair in PAIRS]], ids=["texts", "pairs", "lists"])
+def test_tokens_are_those_of_the_package_though_its_tokenizer_is_called_directly(
+    folder: Path, texts: list[Any], prompt: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CrossEncoder(str(folder), device="cpu")
+    model.max_seq_length = 24
+    wanted = model.preprocess(texts, prompt=prompt)
+    fitted = vramfit.fit_reranker(model, packs=False)
+    reader = text_passes.Reader(model, fitted._passes.key, model[0].model, {"prompt": prompt})
+    calls: list[int] = []
+    preprocess = type(model).preprocess
+    monkeypatch.setattr(
+        type(model), "preprocess", lambda m, some, **more: [calls.append(len(some)), preprocess(m, some, **more)][1]
+    )
+    type(model).preprocess.__module__ = preprocess.__module__
+    for part in reader.parts(texts):
+        batch = part.collate(range(len(part)))
+        for name, value in batch.items():
+            rows = wanted[name][part.numbers]
+            assert torch.equal(value[:, : rows.shape[1]], rows[:, : value.shape[1]]), name
+    assert calls == [2]
+
+
+def test_code_of_ones_own_around_the_tokenizer_is_called(encoder: Any) -> None:
+    class Shouting(type(encoder)):  # type: ignore[misc]
+        def preprocess(self, inputs: list[str], **more: Any) -> Any:
+            return super().preprocess([f"{text} !" for text in inputs], **more)
+
+    encoder.__class__ = Shouting
+    wanted = encoder.encode(TEXTS)
+    fitted = vramfit.fit_encoder(encoder)
+    assert_same(encoder.encode(TEXTS), wanted)
+    assert fitted.num_planned == 1
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -211,6 +247,32 @@ def test_predict_gives_what_it_gave_for_any_arguments(folder: Path, num_labels: 
         assert_same(model.predict(PAIRS, **call), wanted)
         assert (fitted.num_planned, fitted.num_own) == (1, 0)
         fitted.undo()
+
+
+def test_a_package_whose_loop_has_no_method_of_its_own_gives_the_same(
+    encoder: Any, reranker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before sentence-transformers 6.2: its loop is then inside `encode` and `predict`."""
+    monkeypatch.setattr(drop_ins, "LOOP", "a_method_that_is_not_there")
+    calls = [call for call in CALLS if "int8" not in str(call)]
+    for model, fit, name, texts, chosen in (
+        (encoder, vramfit.fit_encoder, "encode", TEXTS, calls),
+        (reranker, vramfit.fit_reranker, "predict", PAIRS, [{}, {"apply_softmax": True}, {"prompt": "which: "}]),
+    ):
+        wanted = [getattr(model, name)(texts, **call) for call in chosen]
+        none, kept = getattr(model, name)([]), dict(vars(model))
+        fitted = fit(model, packs=True)
+        for call, one in zip(chosen, wanted, strict=True):
+            assert_same(getattr(model, name)(texts, **call), one)
+        assert (fitted.num_planned, fitted.num_own) == (len(chosen), 0)
+        assert_same(getattr(model, name)([]), none)
+        with pytest.raises(ValueError, match="batch_size must be a positive"):
+            getattr(model, name)(texts, batch_size=-1)
+        fitted.undo()
+        assert vars(model).keys() == kept.keys()
+    fitted = vramfit.fit_encoder(encoder)
+    assert len(encoder.encode(TEXTS, output_value="token_embeddings")) == len(TEXTS)
+    assert (fitted.num_planned, fitted.num_own) == (0, 1)
 
 
 def test_documents_are_ranked_as_before(reranker: Any) -> None:
