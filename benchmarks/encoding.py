@@ -2,6 +2,7 @@
 
     python benchmarks/encoding.py --data imdb/texts.csv --pairs rte/train.tsv --tokenizer DIR        # on a GPU
     python benchmarks/encoding.py --data texts.csv --pairs pairs.tsv --tokenizer DIR --device cpu --small
+    python benchmarks/encoding.py --data imdb/texts.csv --pairs rte/train.tsv --tokenizer DIR --host --label after
 
 Texts to vectors with `SentenceTransformer.encode`, pairs to scores with `CrossEncoder.predict`; tokens are real ones,
 padding is none. Weights are random, in bf16 on a GPU and in fp32 on a CPU; a name of the catalogue says which model.
@@ -9,11 +10,16 @@ padding is none. Weights are random, in bf16 on a GPU and in fp32 on a CPU; a na
 say so), `vramfit` the same object after `fit_encoder` or `fit_reranker` with the cap as its memory. All sides of a case
 run in one process, in turns, so that a GPU that grows hot does so for all; the cap holds for the allocator. One line of
 JSON a case is added to the results, and cases that are there are not run again.
+
+`--host` asks what the host has to do: on the CPU, around a model that only looks tokens up, in batches as large as
+a GPU takes. `tokenizer` is the tokenizer alone. Seconds are those of cores (`process_time`), so that other programs do
+not count, nor how many cores share the work.
 """
 
 import argparse
 import csv
 import json
+import os
 import sys
 import tempfile
 import time
@@ -35,12 +41,16 @@ NUM_TURNS, NUM_WARM = 3, 1
 NUM_SMALL = 40
 """Texts and pairs of a small run."""
 KEYS = ("model", "work", "cap", "seq")
+HOST_BATCHES = (32, 256)
+HOST_KEYS = ("label", "work", "parallel", "seq")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is not there yet; 1 where a case failed."""
     options = _parse(arguments)
     forked.import_all()  # not sentence-transformers, which starts CUDA when imported
+    if options.host:
+        return _run_host_cases(options)
     done = {tuple(line[k] for k in KEYS) for line in forked.read_lines(options.out, *KEYS) if "error" not in line}
     for model in options.models:
         for work in WORK:
@@ -53,6 +63,102 @@ def main(arguments: list[str] | None = None) -> int:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
     return int(any("error" in line for line in forked.read_lines(options.out, *KEYS)))
+
+
+def _run_host_cases(options: argparse.Namespace) -> int:
+    made: dict[str, Any] = {}
+    for work in WORK:
+        for parallel in (True, False):
+            made = forked.in_child(run_host_case, work, parallel, options, timeout_s=options.timeout_s)
+            line = {**dict(zip(HOST_KEYS, (options.label, work, parallel, options.seq), strict=True)), **made}
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+    return int("error" in made)
+
+
+def run_host_case(work: str, parallel: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a core of all sides, and of those beside the tokenizer; in turns.
+
+    Args:
+        parallel: whether the tokenizer may take several cores.
+    """
+    import numpy as np
+    import sentence_transformers
+    import torch
+
+    import vramfit
+    from vramfit.integrations import text_passes
+    from vramfit.runtime.trained import MAX_PACKED_TOKENS
+
+    os.environ["TOKENIZERS_PARALLELISM"] = str(parallel).lower()
+    torch.set_num_threads(1)
+    text_passes.CPU_TOKENS = MAX_PACKED_TOKENS  # a batch of what fits a large GPU, not of what suits a CPU
+    inputs, model = _inputs(work, options), make_host_model(work, options)
+    num_tokens = sum(int(model.preprocess([one])["attention_mask"].sum()) for one in inputs)
+    backend = model.tokenizer.backend_tokenizer
+    fit = vramfit.fit_encoder if work == "encode" else vramfit.fit_reranker
+
+    def tokenize() -> tuple[None, float]:
+        backend.no_padding()
+        begin = time.process_time()
+        backend.encode_batch_fast(inputs)
+        return None, time.process_time() - begin
+
+    def fitted() -> tuple[Any, float]:
+        mine = fit(model, packs=True)  # as on a GPU
+        try:
+            return _caller(model, work, inputs, DEFAULT_BATCH, time.process_time)()
+        finally:
+            mine.undo()
+
+    sides = {f"batch-{n}": _caller(model, work, inputs, n, time.process_time) for n in HOST_BATCHES}
+    found = take_turns(sides | {"vramfit": fitted, "tokenizer": tokenize}, "cpu")
+    cpu_s = {name: median(mine["seconds"]) for name, mine in found.items()}
+    beside_s = {name: cpu_s[name] - cpu_s["tokenizer"] for name in cpu_s if name != "tokenizer"}
+    best = min((f"batch-{n}" for n in HOST_BATCHES), key=lambda name: cpu_s[name])
+    wanted = np.asarray(found["batch-32"]["made"])
+    return {
+        "cpu_s": cpu_s,
+        "beside_tokenizer_s": beside_s,
+        "tokens_per_cpu_s": {name: num_tokens / seconds for name, seconds in cpu_s.items()},
+        "best": best,
+        "times_best": cpu_s[best] / cpu_s["vramfit"],
+        "times_best_beside_tokenizer": beside_s[best] / beside_s["vramfit"],
+        "largest_difference": float(np.abs(np.asarray(found["vramfit"]["made"]) - wanted).max()),
+        "num_inputs": len(inputs),
+        "num_tokens": num_tokens,
+        "sentence_transformers": sentence_transformers.__version__,
+        **forked.head(),
+    }
+
+
+def make_host_model(work: str, options: argparse.Namespace) -> Any:
+    """A model of sentence-transformers whose encoder costs nothing but to look tokens up in a small table."""
+    import torch
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer, model_max_length=options.seq)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(tokenizer), num_labels=1, **sizes)
+    encodes = work == "encode"
+    with tempfile.TemporaryDirectory() as folder:
+        (BertModel if encodes else BertForSequenceClassification)(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        made = (SentenceTransformer if encodes else CrossEncoder)(folder, device="cpu")
+    made.max_seq_length = options.seq
+    base = made[0].model.base_model
+
+    def look_up(input_ids: torch.Tensor, **_: Any) -> BaseModelOutputWithPooling:
+        # a pair is known by its second token: the first is always the same
+        hidden = base.embeddings.word_embeddings(input_ids if encodes else input_ids.roll(-1, 1))
+        return BaseModelOutputWithPooling(hidden, None if encodes else base.pooler(hidden))
+
+    base.forward = look_up
+    return made
 
 
 def read_column(path: str, *names: str) -> list[tuple[str, ...]]:
@@ -132,12 +238,14 @@ def make_model(name: str, work: str, options: argparse.Namespace) -> Any:
     return made
 
 
-def _caller(model: Any, work: str, inputs: list[Any], batch_size: int) -> Callable[[], Any]:
+def _caller(
+    model: Any, work: str, inputs: list[Any], batch_size: int, clock: Callable[[], float] = time.perf_counter
+) -> Callable[[], Any]:
     def call() -> Any:
-        began = time.perf_counter()
+        began = clock()
         run = model.encode if work == "encode" else model.predict
         made = run(inputs, batch_size=batch_size, show_progress_bar=False)
-        return made, time.perf_counter() - began
+        return made, clock() - began
 
     return call
 
@@ -203,6 +311,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--cap", help="what PyTorch may reserve on a GPU")
     parser.add_argument("--small", action="store_true", help="a few texts and one small model: does it run at all?")
+    parser.add_argument("--host", action="store_true", help="what the host does, around a model that costs nothing")
+    parser.add_argument("--label", default="", help="of the lines of --host: which state of the code it is")
     parser.add_argument("--timeout-s", type=float, default=1800)
     parser.add_argument("--out", type=Path, default=Path("encoding.jsonl"))
     options = parser.parse_args(arguments)

@@ -25,6 +25,7 @@ from vramfit.serve.engine import Ceiling
 from vramfit.serve.settings import CPU_TOKENS
 from vramfit.step.plain import Batch
 from vramfit.tasks.parts.pooling import EmbeddingHead, EmbeddingOutput
+from vramfit.tasks.parts.reading import in_rust
 from vramfit.techniques import packing
 from vramfit.units import parse_bytes
 
@@ -129,7 +130,7 @@ class Reader:
         of_each: Callable[[Any], int] = self._model._input_length if kind is None else len
         sizes = (sum(map(len, one)) for one in inputs) if kind is tuple else map(of_each, inputs)
         parts = split_by_size(np.fromiter(sizes, np.int64, len(inputs)), self._max_length)
-        if len(inputs) >= MANY_TEXTS and kind is not None and _is_of_packages(self._model):
+        if len(inputs) >= MANY_TEXTS and kind is not None and _is_of_package(self._model):
             self._look_below([inputs[parts[0][0]], inputs[parts[-1][-1]]])
 
         def read(numbers: Array) -> TextRows:
@@ -141,7 +142,9 @@ class Reader:
 
     def _look_below(self, texts: list[Any]) -> None:
         wanted, lengths = self._features(texts)
-        self._backend, self._has_types = self._model.tokenizer.backend_tokenizer, "token_type_ids" in wanted
+        self._backend, self._has_types = in_rust(self._model.tokenizer), "token_type_ids" in wanted
+        if self._backend is None:
+            return
         self._backend.no_padding()
         found, found_lengths = self._directly(texts)
         if list(lengths) != list(found_lengths) or any((found[name] != wanted[name]).any() for name in wanted):
@@ -184,14 +187,11 @@ def _kind_of(inputs: Sequence[Any]) -> type | None:
     return str if kinds == {str} else None
 
 
-def _is_of_packages(model: Any) -> bool:
-    """Whether nobody has put code of their own between a model's texts and its tokenizer in Rust."""
-    tokenizer = model.tokenizer
-    own = [(model, "preprocess", PACKAGE), (model[0], "preprocess", PACKAGE)]
-    own += [(tokenizer, name, "transformers") for name in ("__call__", "_encode_plus")]
-    methods = [(getattr(type(one), name, None), name in vars(one), package) for one, name, package in own]
-    is_theirs = all(getattr(m, "__module__", "").partition(".")[0] == p and not is_set for m, is_set, p in methods)
-    return is_theirs and hasattr(getattr(tokenizer, "backend_tokenizer", None), "encode_batch_fast")
+def _is_of_package(model: Any) -> bool:
+    """Whether the texts of a model go straight to its tokenizer."""
+    theirs = [getattr(type(one), "preprocess", None) for one in (model, model[0])]
+    is_theirs = all(getattr(method, "__module__", "").partition(".")[0] == PACKAGE for method in theirs)
+    return is_theirs and "preprocess" not in {**vars(model), **vars(model[0])}
 
 
 def split_by_size(sizes: Array, max_length: int) -> list[Array]:

@@ -14,16 +14,33 @@ import encoding
 from tests.unit.loader.checkpoints import minilm
 
 
+def _asked(folder: Path) -> list[str]:
+    texts = [f"a text of {n} words, or so" + " and more" * n for n in range(45)]
+    (folder / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
+    rows = "".join(f"{text}\t{text[::-1]}\n" for text in texts)
+    (folder / "pairs.tsv").write_text("sentence1\tsentence2\n" + rows, encoding="utf-8")
+    data = ["--data", str(folder / "texts.csv"), "--pairs", str(folder / "pairs.tsv")]
+    return [*data, "--tokenizer", str(minilm())]
+
+
+@pytest.mark.slow
+def test_the_work_of_the_host_is_measured_around_a_model_that_costs_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "host.jsonl"
+    assert encoding.main([*_asked(tmp_path), "--host", "--small", "--label", "now", "--out", str(out)]) == 0
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    found = [(line["work"], line["parallel"]) for line in lines]
+    assert found == [("encode", True), ("encode", False), ("rerank", True), ("rerank", False)]
+    for line in lines:
+        assert line["cpu_s"].keys() == {"batch-32", "batch-256", "vramfit", "tokenizer"}
+        assert line["largest_difference"] < 1e-5
+        assert line["num_inputs"] == encoding.NUM_SMALL
+        assert line["label"] == "now"
+
+
 @pytest.mark.slow
 def test_a_small_run_on_a_cpu_has_all_sides_with_the_same_results(tmp_path: Path) -> None:
-    texts = [f"a text of {n} words, or so" + " and more" * n for n in range(45)]
-    (tmp_path / "texts.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
-    rows = "".join(f"{text}\t{text[::-1]}\n" for text in texts)
-    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\n" + rows, encoding="utf-8")
     out = tmp_path / "out.jsonl"
-    asked = ["--data", "texts.csv", "--pairs", "pairs.tsv"]
-    asked = [str(tmp_path / part) if "." in part else part for part in asked]
-    asked += ["--tokenizer", str(minilm()), "--device", "cpu", "--small", "--out", str(out)]
+    asked = [*_asked(tmp_path), "--device", "cpu", "--small", "--out", str(out)]
     assert encoding.main(asked) == 0
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["work"] for line in lines] == ["encode", "rerank"]

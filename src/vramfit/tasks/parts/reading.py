@@ -302,20 +302,39 @@ def tokenize(tokenizer: Any, texts: Sequence[tuple[str, ...]], **options: Any) -
     )
 
 
+def in_rust(tokenizer: Any) -> Any:
+    """What a tokenizer of transformers calls, in Rust; None where somebody has put code of their own around it."""
+    around = [getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus")]
+    is_plain = all(getattr(method, "__module__", "").partition(".")[0] == "transformers" for method in around)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend if is_plain and hasattr(backend, "encode_batch_fast") else None
+
+
+def _tokenized(tokenizer: Any, texts: Sequence[tuple[str, ...]], **options: Any) -> list[dict[str, Any]]:
+    """What the tokenizer gives for each text. Where that is tokens alone, one text is enough to have the tokenizer in
+    Rust set, and the objects that transformers makes of each text, which take as long as its tokens, are left out."""
+    backend = in_rust(tokenizer) if options.keys() <= {"truncation", "max_length"} else None
+    made = tokenize(tokenizer, texts if backend is None else texts[:1], **options)
+    if backend is None:
+        return [{key: made[key][i] for key in made} for i in range(len(texts))]
+    is_pair = len(texts[0]) > 1
+    rows = backend.encode_batch_fast([text if is_pair else text[0] for text in texts])
+    return [{"input_ids": row.ids} | ({"token_type_ids": row.type_ids} if is_pair else {}) for row in rows]
+
+
 def cut(how: Tokenizing, chunk: list[Reference], **options: Any) -> list[tuple[int, dict[str, Any]]]:
     """Full length and encoding of each text. What is too long is done once more, and cut by the tokenizer itself."""
     tokenizer, max_length = how.tokenizer, how.max_length
     texts = [texts_of(reference) for reference in chunk]
     if how.prompt:
         texts = [(how.prompt + first, *others) for first, *others in texts]
-    made = tokenize(tokenizer, texts, truncation=False, **options)
-    lengths = [len(ids) for ids in made["input_ids"]]
-    results = [{key: made[key][i] for key in made} for i in range(len(chunk))]
+    results = _tokenized(tokenizer, texts, truncation=False, **options)
+    lengths = [len(made["input_ids"]) for made in results]
     long = [i for i, length in enumerate(lengths) if length > max_length]
     if long:
-        again = tokenize(tokenizer, [texts[i] for i in long], truncation=True, max_length=max_length, **options)
-        for place, i in enumerate(long):
-            results[i] = {key: again[key][place] for key in again}
+        again = _tokenized(tokenizer, [texts[i] for i in long], truncation=True, max_length=max_length, **options)
+        for i, made in zip(long, again, strict=True):
+            results[i] = made
     return list(zip(lengths, results, strict=True))
 
 
