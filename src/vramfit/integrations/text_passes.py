@@ -114,9 +114,9 @@ class Reader:
         self._model, self._asked, self._prompt = model, asked, asked.get("prompt") or ""
         self._packed = module if key.packs else None
         self._max_length = key.max_length
-        tokenizer = getattr(model, "tokenizer", None)
+        self._tokenizer = getattr(model, "tokenizer", None)
         named = {"input_ids": "pad_token_id", "token_type_ids": "pad_token_type_id"}
-        self._fills = {name: getattr(tokenizer, of, None) or 0 for name, of in named.items()}
+        self._fills = {name: getattr(self._tokenizer, of, None) or 0 for name, of in named.items()}
         self._backend: Any = None
         self._has_types = False
 
@@ -138,14 +138,17 @@ class Reader:
             tokens, lengths = self._features(some) if self._backend is None else self._directly(some)
             return TextRows(tokens, lengths, numbers, self._packed, self._fills)
 
-        return ahead(read, parts, NUM_THREADS) if len(parts) > 1 else map(read, parts)
+        # code of others may not be made for several threads, and sets the tokenizer at every call
+        num_threads = 1 if self._backend is None else NUM_THREADS
+        return ahead(read, parts, num_threads) if len(parts) > 1 else map(read, parts)
 
     def _look_below(self, texts: list[Any]) -> None:
         wanted, lengths = self._features(texts)
-        self._backend, self._has_types = in_rust(self._model.tokenizer), "token_type_ids" in wanted
-        if self._backend is None:
+        backend, self._has_types = in_rust(self._tokenizer), "token_type_ids" in wanted
+        if backend is None or (backend.padding or {}).get("direction") != "right":
             return
-        self._backend.no_padding()
+        backend.no_padding()
+        self._backend = backend
         found, found_lengths = self._directly(texts)
         if list(lengths) != list(found_lengths) or any((found[name] != wanted[name]).any() for name in wanted):
             self._backend = None
@@ -155,6 +158,8 @@ class Reader:
             texts = [self._prompt + t if isinstance(t, str) else (self._prompt + t[0], t[1]) for t in texts]
         made = self._backend.encode_batch_fast(texts)
         lengths = np.fromiter(map(len, made), np.int64, len(made))
+        if not lengths.all():
+            raise Unfit
         total = int(lengths.sum())
         tokens = {"input_ids": np.fromiter(chain.from_iterable(one.ids for one in made), np.int64, total)}
         if self._has_types:
@@ -169,14 +174,11 @@ class Reader:
         if not features.keys() <= {*TOKENS, *BESIDE} or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
             raise Unfit
         attended = mask.numpy() != 0
-        if features.get("modality", "text") != "text" or len(mask) != len(texts) or not _is_right_padded(attended):
+        is_right_padded = attended[:, 0].all() and (attended[:, :-1] >= attended[:, 1:]).all()
+        if features.get("modality", "text") != "text" or len(mask) != len(texts) or not is_right_padded:
             raise Unfit
         names = [name for name in TOKENS if name in features and name != "attention_mask"]
         return {name: features[name].numpy()[attended] for name in names}, attended.sum(1)
-
-
-def _is_right_padded(attended: Array) -> bool:
-    return bool(attended[:, 0].all() and (attended[:, :-1] >= attended[:, 1:]).all())
 
 
 def _kind_of(inputs: Sequence[Any]) -> type | None:

@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from tests.unit.integrations.sentence_trainers import make_sentences, small_model
 from tests.unit.loader.checkpoints import minilm
 from tests.waiting import LIMIT_S
+from tokenizers import processors
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import vramfit
@@ -220,6 +221,25 @@ def test_code_of_ones_own_around_the_tokenizer_is_called(encoder: Any) -> None:
     fitted = vramfit.fit_encoder(encoder)
     assert_same(encoder.encode(TEXTS), wanted)
     assert fitted.num_planned == 1
+
+
+def test_texts_padded_on_the_left_come_from_the_models_own_code(encoder: Any) -> None:
+    encoder.tokenizer.padding_side = "left"
+    for texts, num_own in ((TEXTS, 1), (["two words"] * 20, 0)):
+        wanted = encoder.encode(texts)
+        fitted = vramfit.fit_encoder(encoder)
+        assert_same(encoder.encode(texts), wanted)
+        assert fitted.num_own == num_own
+        fitted.undo()
+
+
+def test_a_text_without_a_token_goes_through_the_models_own_code(encoder: Any) -> None:
+    encoder.tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    texts = [f"text {n}" for n in range(30)] + ["\n\n\n\n\n\n\n", "a"]
+    wanted = encoder.encode(texts)
+    fitted = vramfit.fit_encoder(encoder)
+    np.testing.assert_array_equal(encoder.encode(texts), wanted)
+    assert (fitted.num_planned, fitted.num_own) == (0, 1)
 
 
 @pytest.mark.parametrize(
