@@ -196,7 +196,7 @@ def _write_rows(case: Case, work: Path) -> Path:
         writer.writerow([*case.texts, case.label])
         for row in range(SMALL_ROWS):
             texts = [" ".join(draw.choices(WORDS, k=draw.randint(2, 12))) for _ in case.texts]
-            writer.writerow([*texts, ("yes", "no")[row % 2]])
+            writer.writerow([*texts, ("yes", "no", "perhaps")[row % 3]])
     return path
 
 

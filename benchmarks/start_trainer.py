@@ -53,7 +53,11 @@ def main(job: dict[str, Any]) -> int:
         {name: encoded[name][i] for name in encoded} | {"labels": names.index(row[job["label"]])}
         for i, row in enumerate(rows)
     ]
-    model = AutoModelForSequenceClassification.from_pretrained(job["model"], num_labels=len(names))
+    model = AutoModelForSequenceClassification.from_pretrained(
+        job["model"],
+        num_labels=len(names),
+        ignore_mismatched_sizes=True,  # the folder's head has two labels
+    )
     arguments = TrainingArguments(
         output_dir=job["output"],
         per_device_train_batch_size=job["micro_batch"],

@@ -19,6 +19,7 @@ from vramfit.planner.heuristics import (
     LENGTHS_SHARE,
     NEAR_HOST,
     SLOWER,
+    SURE,
     TIGHT_PRICE,
     WORTH_PACKING,
 )
@@ -26,7 +27,7 @@ from vramfit.planner.job import Job
 from vramfit.planner.predictions import Choice, can_start_over, compares_too_much, correct, host_share, predict
 from vramfit.planner.recipes import Proposal, Recipe, asked_to_capture, ladder, may_pack, recipes
 from vramfit.planner.search import Search
-from vramfit.planner.varied import padding_share, quicker, time_on_lengths
+from vramfit.planner.varied import least_padded, padding_share, quicker, time_on_lengths
 from vramfit.records.estimate import HOST, Estimate, MaxBatch
 from vramfit.settings import BF16_CAPABILITY, SETTINGS, lowered
 from vramfit.settings.attention import may_be_padded
@@ -173,7 +174,7 @@ class Found:
     @property
     def seconds(self) -> float:
         """Of a step, on real lengths where they are known."""
-        return self.choice.step_time_s if self.job.lengths is None else time_on_lengths(self.job, self.choice)
+        return _seconds(self.job, self.choice)
 
     @property
     def priced_seconds(self) -> float:
@@ -183,7 +184,16 @@ class Found:
     @property
     def cost(self) -> float:
         """The same, times the price of leaving nothing for other lengths."""
-        return self.seconds * (self.search.price(self.recipe) * (TIGHT_PRICE if self.margin.is_tight else 1.0))
+        return _cost(self.search, self.margin, self.choice)
+
+
+def _seconds(job: Job, choice: Choice) -> float:
+    return choice.step_time_s if job.lengths is None else time_on_lengths(job, choice)
+
+
+def _cost(search: Search, margin: Margin, choice: Choice) -> float:
+    price = search.price(choice.recipe) * (TIGHT_PRICE if margin.is_tight else 1.0)
+    return _seconds(search.job, choice) * price
 
 
 def find(job: Job) -> Found | None:
@@ -209,13 +219,25 @@ def _packed_or_padded(job: Job, proposal: Proposal) -> Found | None:
     packed = _packed(job, proposal)
     if packed is not None and not _waits_for_host(packed.estimate) and _has_padding(packed):
         return packed
-    padded = fastest(job, proposal)
+    if packed is not None and _no_padded_is_faster(job, proposal, packed):
+        return packed
+    padded = fastest(job, proposal, packed)
     has_large_mask = packed is None and padded is not None and padded.estimate.has_large_mask
     if padded is not None and has_large_mask and why_not_packed(job, padded.recipe) is None:
         packed = fastest(job, replace(proposal, packs=True))  # which has no mask
     if packed is None or padded is None:
         return packed or padded
     return min((packed, padded), key=lambda f: f.cost)
+
+
+def _no_padded_is_faster(job: Job, proposal: Proposal, packed: Found) -> bool:
+    """Whether padded passes would take longer than packed ones do even if nothing were padding."""
+    made = recipes(job, proposal)
+    quickest = [recipe for recipe in made if recipe.steps_like(made[0])]  # no other optimizer is quicker
+    try:
+        return all(SURE * least_padded(job, r) * packed.search.price(r) > packed.cost for r in quickest)
+    except (MissingExtra, WorkloadError, TraceError):  # a search says which are left out
+        return False
 
 
 def _packed(job: Job, proposal: Proposal) -> Found | None:
@@ -257,13 +279,15 @@ def why_not_packed(job: Job, recipe: Recipe) -> str | None:
     return next((why for why, is_so in why_not.items() if is_so), None)
 
 
-def fastest(job: Job, proposal: Proposal) -> Found | None:
-    """The fastest choice of a proposal that leaves a margin."""
+def fastest(job: Job, proposal: Proposal, beside: Found | None = None) -> Found | None:
+    """The fastest choice of a proposal that leaves a margin; or what was found `beside` it, if that is no slower."""
     made, found = recipes(job, proposal), list[Found]()
     for margin in margins(job, proposal) if made else ():
-        if not found or found[0].margin.is_thin:
-            inside = _within(job, proposal, made, margin)
-            found += [inside] if inside is not None else []
+        inside = _within(job, proposal, made, margin, beside)
+        if inside is not None:
+            found.append(inside)
+            if not margin.is_thin:
+                break
     if found:
         return min(found, key=lambda f: f.cost)
     if any(recipe.has_own_kernels for recipe in made):  # whose sums of gradients over rows take some MiB
@@ -290,8 +314,10 @@ def margins(job: Job, proposal: Proposal) -> list[Margin]:
     return [usual] if has_one else [usual, tight]
 
 
-def _within(job: Job, proposal: Proposal, made: list[Recipe], margin: Margin) -> Found | None:
-    """The fastest of these recipes that leaves a margin."""
+def _within(
+    job: Job, proposal: Proposal, made: list[Recipe], margin: Margin, beside: Found | None = None
+) -> Found | None:
+    """The fastest of these recipes that leaves a margin; what was found beside them, if that is no slower."""
     limit_bytes = job.budget_bytes - margin.num_bytes
     while True:
         search = Search(job, made, limit_bytes)
@@ -300,6 +326,8 @@ def _within(job: Job, proposal: Proposal, made: list[Recipe], margin: Margin) ->
             return None
         if job.lengths is not None:
             choice = quicker(search, choice, repeats=proposal.like is not None and not job.base.is_compiled)
+        if beside is not None and _cost(search, margin, choice) >= beside.cost:
+            return beside
         estimate = predict(job, choice)
         if estimate.safe_reserved_bytes > limit_bytes or estimate.num_retries or not estimate.fits:
             correct(job, choice, max(estimate.safe_reserved_bytes, limit_bytes + 1))

@@ -1,6 +1,6 @@
 """`Job`: what a plan is asked for, resolved once; and `once`, for what is predicted of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from random import Random
@@ -157,14 +157,15 @@ def num_layers(job: Job) -> int:
     return len(encoder_layers(meta_model(job)))
 
 
-def drawn_batches(job: Job) -> Iterator[list[int]]:
+@once
+def drawn_batches(job: Job) -> list[list[int]]:
     """Lengths of batches as they come; the same ones for every choice."""
     assert job.lengths is not None
     draw, values = Random(SEED), job.lengths.values
     num_texts = job.base.share * job.base.texts_per_sample
     is_share = job.base.is_joint and num_texts <= len(values) < FEW_BATCHES * num_texts  # an epoch has no text twice
-    for _ in range(min(NUM_BATCHES, max(MOST_DRAWN // num_texts, FEWEST_BATCHES))):
-        yield draw.sample(values, num_texts) if is_share else draw.choices(values, k=num_texts)
+    num = min(NUM_BATCHES, max(MOST_DRAWN // num_texts, FEWEST_BATCHES))
+    return [draw.sample(values, num_texts) if is_share else draw.choices(values, k=num_texts) for _ in range(num)]
 
 
 @once

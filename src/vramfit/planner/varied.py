@@ -57,6 +57,11 @@ class PassTimes:
         """Of a step beside its passes: the optimizer."""
         return self._timed(num, self._seqs[-1])[1]
 
+    def least(self, tokens: float) -> float:
+        """Of a step of so many tokens at least: in one pass, and in the shortest sequences that are timed."""
+        rests_s = [self.rest(num * self._job.base.texts_per_sample) for num in (1, self._job.base.share)]
+        return min(rests_s) + self._timed(max(int(tokens / self._seqs[0]), 1), self._seqs[0])[0]
+
     def _time(self, num: int, seq: int) -> tuple[float, float]:
         """Seconds of a pass, and of the rest of a step."""
         workload = traced_passes(self._job, self._recipe, PROBED_PASSES).workload
@@ -115,6 +120,11 @@ def least_on_lengths(job: Job, choice: Choice) -> float:
                 passes_s += shorter.seconds(num, tokens)
         found.append(times.rest(choice.micro_batch * texts) + passes_s)
     return mean(found)
+
+
+def least_padded(job: Job, recipe: Recipe) -> float:
+    """Seconds of a padded step at least, if nothing were padding."""
+    return PassTimes(job, recipe).least(mean(map(sum, drawn_batches(job))))
 
 
 @once

@@ -240,7 +240,8 @@ def full_rows(lengths: Sequence[int], max_tokens: int, max_texts: int) -> list[i
     >>> full_rows([10, 30, 20, 25], 50, 4)
     [50, 35]
     """
-    return [round(share * sum(lengths)) for share in _shares(lengths, max_tokens, max_texts)]
+    total = sum(lengths)
+    return [round(share * total) for share in _shares(lengths, max_tokens, max_texts)]
 
 
 def _shares(lengths: Sequence[int], max_tokens: int, max_texts: int) -> list[float]:
@@ -258,7 +259,9 @@ def padded_passes(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, in
     [(2, 512), (2, 24)]
     """
     widest = max(lengths, default=0)
-    widths = Counter(padded_width(length, widest) for length in lengths)
+    widths = Counter[int]()
+    for length, num in Counter(lengths).items():
+        widths[padded_width(length, widest)] += num
     passes: list[list[int]] = []
     room = 0  # for samples in the last pass
     for width, num in sorted(widths.items(), reverse=True):

@@ -133,6 +133,7 @@ def _trace_alone(loss: HeadLoss, profile: CudaProfile) -> _Compared:
         step.on_part = partial(_begin, tracer, STEPS[1])
         passes = JointPasses(step, (), loss, 0)
         passes.embed()
+        tracer.values.forget_all()  # the room for vectors, which no pass has written into here
         passes.compare()
         passes.end()
         tracer.begin("end", "end")

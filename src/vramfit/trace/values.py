@@ -75,6 +75,10 @@ class Values:
         """The tensor holds data."""
         self._known.pop(tensor.untyped_storage()._cdata, None)
 
+    def forget_all(self) -> None:
+        """All that was made so far holds data."""
+        self._known.clear()
+
     def follow(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator has given a result: its values, where those of its arguments are known."""
         if isinstance(result, torch.Tensor) and self._follow_factory(name, args, result):
@@ -96,11 +100,12 @@ class Values:
         known = [t for t in tensors_in(list(written)) if t.untyped_storage()._cdata in self._known]
         if not known:
             return
-        for waiting in list(self._waiting):  # what was computed before sees what was there before
-            waiting.samples()
-        self._waiting.clear()
-        if self._are_known(args, kwargs) and _is_determined(func) and self._prepared(func, args, kwargs)() is not None:
-            return
+        if self._are_known(args, kwargs) and _is_determined(func):
+            for waiting in list(self._waiting):  # what was computed before sees what was there before
+                waiting.samples()
+            self._waiting.clear()
+            if self._prepared(func, args, kwargs)() is not None:
+                return
         for tensor in known:
             self.forget(tensor)
 

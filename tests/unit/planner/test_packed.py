@@ -10,6 +10,8 @@ from transformers import BertConfig, DebertaV2Config, ModernBertConfig
 
 from vramfit import Stepper, estimate, load
 from vramfit.errors import VramfitError
+from vramfit.planner import choose
+from vramfit.planner import plan as planner
 from vramfit.planner.job import Job
 from vramfit.planner.predictions import safe_bytes
 from vramfit.planner.recipes import Proposal, recipes
@@ -39,6 +41,27 @@ def test_varied_lengths_are_packed_and_it_is_said_why() -> None:
     assert made.margin_bytes >= padded.margin_bytes
     with pytest.raises(VramfitError, match="nothing like attention packed"):
         made.training_arguments()
+
+
+def test_padded_passes_that_could_not_be_faster_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Proposal] = []
+
+    def fastest(job: Job, proposal: Proposal, *found: Any) -> Any:
+        looked_at.append(proposal)
+        return whole(job, proposal, *found)
+
+    whole = choose.fastest
+    monkeypatch.setattr(choose, "fastest", fastest)
+    job = JOB | {"batch": 16, "gpu": "h200"}
+    made = planner.plan("bert-base-uncased", **job)
+    assert [proposal.packs for proposal in looked_at] == [True]
+    monkeypatch.setattr(choose, "least_padded", lambda job, recipe: 0.0)
+    among_all = planner.plan("bert-base-uncased", **job)
+    assert [proposal.packs for proposal in looked_at] == [True, True, False]
+    assert made.num_predicted < among_all.num_predicted
+    assert among_all.workload == made.workload
+    assert (among_all.step_time_s, among_all.alternatives) == (made.step_time_s, made.alternatives)
+    assert among_all.estimate.safe_reserved_bytes == made.estimate.safe_reserved_bytes
 
 
 @pytest.mark.parametrize(

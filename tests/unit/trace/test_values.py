@@ -123,3 +123,16 @@ def test_values_go_with_their_tensors() -> None:
         assert len(session.tracer.values._known) == 2
         del mask, longer
         assert not session.tracer.values._known
+
+
+def test_what_nobody_asks_for_is_not_computed() -> None:
+    """Such as gradients: zeros at first, to which a backward pass adds what nobody knows."""
+    with tracing(torch.nn.Identity(), Workload(model="m", seq=SEQ), H200, probe=PROBE_BATCH) as session:
+        session.tracer.begin("run", "forward")
+        values, gradient = session.tracer.values, torch.zeros(SEQ, device="meta")
+        before, zeros = gradient + 1, values._of(gradient)
+        gradient.add_(torch.empty(SEQ, device="meta"))
+        assert zeros is not None
+        assert zeros._samples is None
+        assert values._of(gradient) is None
+        assert before.max().item() == 1  # as it was when the sum was taken
