@@ -162,18 +162,16 @@ def summarise(lines: list[Case]) -> dict[str, Any]:
 
 
 def table(lines: list[Case]) -> str:
-    """What was allocated, by how much it had been predicted too high, and what today's code predicts."""
+    """What was allocated, and by how much it had been predicted too high."""
     rows = []
     for line in sorted(lines, key=lambda line: line["name"]):
         settings = line["settings"]
         sizes = f"{settings['micro_batch']} × {settings['seq']}"
         allocated = f"{line['measured_allocated_bytes'] / 2**20:,.0f} MiB"
-        again = predicted_again(line)
-        now = None if again is None else f"{again / line['measured_allocated_bytes'] - 1:+.3%}"
         how = [line["distill"], line["answers"], sizes, settings["precision"], settings["attention"]]
-        rows.append([line["model"], *how, allocated, f"{_error(line):+.3%}", now])
+        rows.append([line["model"], *how, allocated, f"{_error(line):+.3%}"])
     head = ("teacher", "learned", "teacher's answers", "pass", "precision", "attention", "allocated")
-    return pages.table((*head, "predicted before", "by today's code"), rows)
+    return pages.table((*head, "predicted"), rows)
 
 
 def predicted_again(line: Case) -> int | None:
