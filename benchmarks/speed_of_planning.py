@@ -91,9 +91,9 @@ def time_case(keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(keywords: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(keywords)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, __file__, "--child", json.dumps(keywords)]
+    forgetful = {**os.environ, "VRAMFIT_CACHE": "off"}  # a remembered plan would be an answer about the disk
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=forgetful)
     made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return made
 
