@@ -278,7 +278,7 @@ class Fitted:
             return f"it takes a {cls.takes}, not {type(model).__name__}{instead}"
         loop = getattr(type(model), cls.loop_of(model))
         if loop.__module__.partition(".")[0] != PACKAGE or not hasattr(model, "preprocess"):
-            return f"{type(model).__name__} has no loop over batches that is known: take sentence-transformers 6.2"
+            return f"{type(model).__name__} has no known loop over batches: take sentence-transformers 6.0.1 or newer"
         if getattr(model, "_placement_is_delegated", False):
             return "a device map places its layers: load it on one device"
         if model._can_flatten_inputs():

@@ -12,8 +12,7 @@ LOSSES = tuple(dict.fromkeys(loss for task in all_tasks() for loss in task.losse
 IN_BATCH = ("in-batch", "in-batch-symmetric")
 POOLINGS = ("mean", "cls", "last", "max", "weighted-mean")
 TEXT_TOKENS = 16
-"""Tokens of a text on average, at the least, where nothing is known of the texts: the kernel of attention holds a block
-of memory for every sequence, however short."""
+"""Least tokens of a text on average, of unknown texts: attention's kernel holds memory for every one, however short."""
 
 
 def texts_per_sample(w: Workload) -> int:
@@ -99,9 +98,8 @@ class Texts(OfComparison):
 class TextTokens(OfComparison):
     keyword, order, group = "text_tokens", 86, "job"
     value = Count(optional=True)
-    is_said = False
     is_live = True
-    must_match_on_resume = False
+    is_said = must_match_on_resume = False
     in_trace = "step"
     help = (
         "Least tokens of a text on average, where the texts of a step are compared: a packed pass holds no more texts. "

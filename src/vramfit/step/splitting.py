@@ -206,32 +206,34 @@ def split_as_wide(batch: Batch, max_tokens: int, *, num_at_least: int = 1) -> li
 
 
 def fill(lengths: Sequence[int], max_tokens: int, max_texts: int) -> list[list[int]]:
-    """As few rows as there can be, full but for the last, each with texts of all lengths; made for very many texts.
+    """Rows that are full but for the last, each with texts of all lengths; made for very many texts.
 
     >>> fill([10, 30, 20, 25], 50, 4)
     [[1, 2], [3, 0]]
     """
-    order, num_rows = _longest_first(lengths), len(_shares(lengths, max_tokens, max_texts))
-    while True:
-        shares = _shares(lengths, max_tokens, max_texts)
-        shares += [LEAST_SHARE] * (num_rows - len(shares))
-        rows = [(0.0, row) for row in range(num_rows)]
-        filled: list[list[int]] = [[] for _ in rows]
-        room = [max_tokens] * num_rows
-        for i in order:
-            while rows:
-                _, row = rows[0]
-                if not filled[row] or (lengths[i] <= room[row] and len(filled[row]) < max_texts):
-                    break
-                heapq.heappop(rows)
-            if not rows:
-                break
-            filled[row].append(i)
-            room[row] -= lengths[i]
-            heapq.heapreplace(rows, ((max_tokens - room[row]) / shares[row], row))
-        if rows:
-            return [row for row in filled if row]
-        num_rows += 1
+    shares = _shares(lengths, max_tokens, max_texts)
+    filled, room = [list[int]() for _ in shares], [max_tokens for _ in shares]
+    rows = [(0.0, row) for row in range(len(shares))]
+    aside: list[tuple[int, int]] = []  # rows with too little room, the most first: shorter texts may find a place there
+    for i in _longest_first(lengths):
+        while aside and -aside[0][0] >= lengths[i]:
+            row = heapq.heappop(aside)[1]
+            heapq.heappush(rows, ((max_tokens - room[row]) / shares[row], row))
+        while rows and filled[row := rows[0][1]] and lengths[i] > room[row]:
+            heapq.heappop(rows)
+            heapq.heappush(aside, (-room[row], row))
+        if not rows:
+            rows.append((0.0, len(filled)))
+            filled.append([])
+            room.append(max_tokens)
+            shares.append(LEAST_SHARE)
+        row = rows[0][1]
+        filled[row].append(i)
+        room[row] -= lengths[i]
+        heapq.heappop(rows)
+        if len(filled[row]) < max_texts:
+            heapq.heappush(rows, ((max_tokens - room[row]) / shares[row], row))
+    return [row for row in filled if row]
 
 
 def full_rows(lengths: Sequence[int], max_tokens: int, max_texts: int) -> list[int]:

@@ -51,3 +51,10 @@ def test_full_rows_are_what_a_plan_counts_with() -> None:
         assert tokens == pytest.approx(counted, rel=0.03, abs=120)
         if max_tokens / max_texts <= sum(lengths) / len(lengths):
             assert min(tokens[:-1]) > 0.998 * max_tokens
+
+
+def test_very_many_texts_that_leave_holes_are_dealt_once() -> None:
+    lengths = [70] * 30_000 + [20] * 10
+    rows = fill(lengths, 100, 30)
+    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+    assert len(rows) == 30_000  # tokens alone would need 21,002
